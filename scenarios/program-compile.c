@@ -1,4 +1,4 @@
-/* What program-compile.toml has a compiler translate: 3000 functions, which the preprocessor makes. */
+/* The input of program-compile.toml: 3000 functions, which the preprocessor generates. */
 extern int next(int, int);
 #define FUNCTION(n) \
     int f##n(int *a, int count) { \

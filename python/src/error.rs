@@ -1,4 +1,4 @@
-//! Errors: in Python there is one, which says what the command line says.
+//! The error of the Python module, with the command line's messages.
 
 use demeter_report::one_line;
 use pyo3::exceptions::PyException;
@@ -11,7 +11,7 @@ create_exception!(
     "What went wrong, in the one line that the command line says."
 );
 
-/// An error of the library, for Python.
+/// Converts an error of the library for Python.
 pub fn told(error: impl std::error::Error + 'static) -> PyErr {
     Error::new_err(one_line(&error))
 }

@@ -1,5 +1,6 @@
-//! What Python loads as `demeter._core`: scenarios, the simulator, sweeps, and what people look at.
-//! Results cross as JSON. `lib/demeter/_core.pyi` has the types, as Python sees them.
+//! The Python module `demeter._core`: scenarios, the simulator, sweeps and reports.
+//!
+//! Results are passed as JSON. `lib/demeter/_core.pyi` has the types for Python.
 
 mod error;
 mod result;

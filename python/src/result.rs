@@ -1,4 +1,4 @@
-//! Results, and what people look at.
+//! Results and reports for Python.
 
 use demeter_outcome::{ContentError, RunResult};
 use demeter_report::{RunRow, columns};
@@ -8,24 +8,24 @@ use serde::Serialize;
 
 use crate::error::told;
 
-/// JSON as objects of Python.
+/// Converts JSON to Python objects.
 pub fn objects<'py>(py: Python<'py>, value: &impl Serialize) -> PyResult<Bound<'py, PyAny>> {
     let text = serde_json::to_string(value).map_err(told)?;
     py.import("json")?.call_method1("loads", (text,))
 }
 
-/// The result that a text in JSON is, checked.
+/// Parses and checks a result.
 fn result(json: &str) -> PyResult<RunResult> {
     RunResult::from_json(json).map_err(|error: ContentError| told(error))
 }
 
-/// The table that the terminal shows.
+/// The terminal's table.
 #[pyfunction]
 pub fn table(json: &str) -> PyResult<String> {
     Ok(demeter_report::table(&result(json)?))
 }
 
-/// A self-contained page.
+/// The report as a self-contained page.
 #[pyfunction]
 pub fn page(json: &str) -> PyResult<String> {
     Ok(demeter_report::html(&result(json)?))
@@ -35,7 +35,7 @@ pub fn page(json: &str) -> PyResult<String> {
 #[pyfunction]
 pub fn figures<'py>(py: Python<'py>, json: &str) -> PyResult<Bound<'py, PyAny>> {
     let result = result(json)?;
-    // Cases of several tables do not have the same keys.
+    // Cases of several tables have different keys.
     let mut keys: Vec<String> = vec![];
     for (key, _) in result.cases.iter().flat_map(|case| &case.settings) {
         if !keys.contains(key) {
@@ -67,7 +67,7 @@ pub fn figures<'py>(py: Python<'py>, json: &str) -> PyResult<Bound<'py, PyAny>> 
     objects(py, &columns(&rows))
 }
 
-/// The systems that there are, and where each runs.
+/// All systems, and where each runs.
 #[pyfunction]
 pub fn systems(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     let rows: Vec<_> = System::ALL.iter().map(|system| system.row()).collect();

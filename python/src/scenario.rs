@@ -1,4 +1,4 @@
-//! Scenarios as Python holds them.
+//! Scenarios for Python.
 
 use std::path::PathBuf;
 
@@ -11,13 +11,13 @@ use toml::{Table, Value};
 use crate::error::{Error, told};
 use crate::result::objects;
 
-/// Deepest nesting of a value: a scenario has tables in lists in tables.
+/// Maximum nesting of a value: a scenario has tables in lists in tables.
 const DEPTH_MAX: u32 = 16;
 
-/// A scenario, checked. It does not change; `set` gives another.
+/// A checked, immutable scenario; `set` returns another one.
 #[pyclass(frozen, module = "demeter._core")]
 pub struct Scenario {
-    /// What its file says.
+    /// Its file's content.
     grid: Grid,
     pub point: Point,
 }
@@ -51,14 +51,14 @@ impl Scenario {
     /// Reads and checks a scenario file.
     #[staticmethod]
     fn load(path: PathBuf) -> PyResult<Self> {
-        // First as the command line does it, which tells what is wrong with its line.
+        // First the same way as the command line, whose errors have line numbers.
         scenario::Scenario::load(&path).map_err(told)?;
         let grid = Grid::load(&path, vec![]).map_err(told)?;
         let point = grid.point(vec![]).map_err(told)?;
         Ok(Self { grid, point })
     }
 
-    /// A scenario from the text of a file that extends no other; `name` is for messages.
+    /// Parses the text of a file that extends no other; `name` is for messages.
     #[staticmethod]
     #[pyo3(signature = (text, name = "text".to_owned()))]
     fn parse(text: &str, name: String) -> PyResult<Self> {
@@ -71,19 +71,19 @@ impl Scenario {
         Self::new(table, name)
     }
 
-    /// The scenario with some of its keys set. Keys have dots, as in `demeter sweep`.
+    /// A scenario with some keys changed. Keys are dotted, as in `demeter sweep`.
     fn set(&self, settings: &Bound<'_, PyDict>) -> PyResult<Self> {
         let settings = settings
             .iter()
             .map(|(key, v)| Ok((key.extract()?, value(&v, 0)?)));
         let settings = settings.collect::<PyResult<Vec<(String, Value)>>>()?;
-        // For its message, which names what was set.
+        // For its error, which names the changed keys.
         self.grid.point(settings.clone()).map_err(told)?;
         let table = self.grid.table(&settings).map_err(told)?;
         Self::new(table, self.grid.name().into())
     }
 
-    /// All keys, with defaults, as dictionaries and lists.
+    /// All keys, including defaults, as dictionaries and lists.
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         objects(py, &self.point.scenario)
     }
@@ -99,7 +99,7 @@ impl Scenario {
         &self.point.scenario.name
     }
 
-    /// The names of the systems that it compares.
+    /// Names of the systems to compare.
     #[getter]
     fn systems(&self) -> Vec<String> {
         let systems = self.point.scenario.systems.iter();
@@ -110,7 +110,7 @@ impl Scenario {
         format!("<demeter.Scenario {}>", self.point.scenario.name)
     }
 
-    /// For pickle, so that a scenario can go to another process.
+    /// For pickle, so that a scenario can be sent to another process.
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (String, String))> {
         let this = slf.get();
         let parse = slf.get_type().getattr("parse")?;
@@ -118,7 +118,7 @@ impl Scenario {
     }
 }
 
-/// An object of Python as a value of a scenario file.
+/// Converts a Python object to a value of a scenario file.
 fn value(object: &Bound<'_, PyAny>, depth: u32) -> PyResult<Value> {
     let unfit = || {
         let kind = object.get_type().name();

@@ -1,4 +1,4 @@
-//! Runs on the simulator, without the interpreter's lock.
+//! Runs the simulator without the interpreter's lock.
 
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::Arc;
@@ -15,14 +15,13 @@ use pyo3::prelude::*;
 use crate::error::{Error, told};
 use crate::scenario::Scenario;
 
-/// What is not heard yet. Of a run under way only the newest is worth hearing, so that more is
-/// dropped.
+/// Size of the event queue. Only a run's newest progress matters, so that further events are dropped.
 const EVENTS_MAX: usize = 64;
 
-/// How long Python's signals may wait.
+/// Longest delay of Python's signals.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Ends runs of other threads.
+/// A flag that stops runs of other threads.
 #[pyclass(frozen, module = "demeter._core")]
 #[derive(Default)]
 pub struct Stop(Arc<AtomicBool>);
@@ -34,18 +33,18 @@ impl Stop {
         Self::default()
     }
 
-    /// Ends the runs that were given it.
+    /// Stops the runs that have this flag.
     fn set(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
-/// What Python is told: the run, the share of it that is done, runs that are done, of how many, and
-/// seconds left for the others.
+/// Progress for Python: the run, its finished share, and the number of finished runs, of all runs, and the remaining
+/// seconds.
 type Told = (String, f64, Option<(usize, usize, f64)>);
 
 fn tell(events: &SyncSender<Told>, event: Event<'_>) {
-    // Nobody hears who has failed or was interrupted: the runs end soon.
+    // If the receiver is gone, it has failed or was interrupted, and the runs end soon.
     match event {
         Event::Underway { job, share, .. } => {
             let _ = events.try_send((job.to_string(), share, None));
@@ -63,8 +62,8 @@ fn tell(events: &SyncSender<Told>, event: Event<'_>) {
     }
 }
 
-/// Runs all cases and systems of a scenario, `repeat` seeds each, `jobs` at a time; the result as
-/// JSON. `progress` is called by the calling thread, with what [`Told`] says.
+/// Runs all cases and systems of a scenario with `repeat` seeds each, `jobs` at a time. Returns the result as JSON. The
+/// calling thread calls `progress` with the values of [`Told`].
 #[pyfunction]
 #[pyo3(signature = (scenario, repeat, jobs, hours_max, progress))]
 pub fn simulate(
@@ -123,8 +122,8 @@ pub fn simulate(
     serde_json::to_string(&result).map_err(told)
 }
 
-/// Runs one system of a scenario with one seed; its result as JSON, management not yet less that of
-/// none. The scenario comes as TOML, from another process.
+/// Runs one system of a scenario with one seed. Returns its result as JSON; the management of `none` is not yet
+/// subtracted. The scenario is TOML from another process.
 #[pyfunction]
 pub fn simulate_one(
     py: Python<'_>,

@@ -1,4 +1,4 @@
-//! Sweeps: Python carries out the runs, where it likes.
+//! Sweeps for Python, which executes the runs.
 
 use std::num::NonZeroU32;
 
@@ -12,7 +12,7 @@ use crate::error::{Error, told};
 use crate::result::objects;
 use crate::scenario::Scenario;
 
-/// A grid of a scenario, under some systems, with some seeds.
+/// A grid of a scenario with systems and seeds.
 #[pyclass(frozen, module = "demeter._core")]
 pub struct Sweep(demeter_sim::Sweep);
 
@@ -31,7 +31,7 @@ impl Sweep {
         Ok(Self(sweep.map_err(told)?))
     }
 
-    /// All runs in order: what a person calls it, the scenario as TOML, the system and the seed.
+    /// All runs in order: name, scenario as TOML, system and seed.
     fn runs(&self) -> PyResult<Vec<(String, String, String, u64)>> {
         let jobs = self.0.jobs().into_iter();
         let runs = jobs.map(|job| {
@@ -41,8 +41,7 @@ impl Sweep {
         runs.collect()
     }
 
-    /// What the runs' results, in order, give together: the result file, the table as CSV, and the
-    /// table as columns.
+    /// Combines the runs' results, in order, to a result file, the table as CSV, and its columns.
     fn together<'py>(
         &self,
         py: Python<'py>,

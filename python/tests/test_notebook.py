@@ -22,7 +22,7 @@ def test_the_notebook_shows_the_table_and_the_maps(monkeypatch: pytest.MonkeyPat
     assert len(pictures) == 3
     said = "".join(out.get("text", "") for out in outputs)
     lines = [line for line in said.splitlines() if line.endswith(("agrees", "differs"))]
-    # As many as the scenario has, of which one is known to differ.
+    # As many lines as the scenario has figures; one of them is known to differ.
     assert len(lines) == 15
     assert [line.split()[0] for line in lines if line.endswith("differs")] == [
         "counters.flush_guest_local_all"

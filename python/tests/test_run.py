@@ -99,7 +99,7 @@ def _script(path: Path, text: str) -> Path:
 
 def test_the_lab_is_run_by_the_command(quick: demeter.Scenario, tmp_path: Path) -> None:
     result = {"schema": 2, "scenario": "x", "on": "lab", "seed": 1, "duration_s": 1, "systems": []}
-    # What it is called with, and the result that it writes.
+    # A fake command that records its arguments and writes the result.
     fake = _script(
         tmp_path / "demeter",
         f"echo \"$*\" >&2\nwhile [ \"$1\" != --json ]; do shift; done\necho '{json.dumps(result)}' > \"$2\"",

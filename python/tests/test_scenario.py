@@ -14,7 +14,7 @@ def test_a_scenario_changes_by_keys_with_dots() -> None:
     other = gups.set({"workload.hot_mib": 50, "systems": ["none"], "machine.thp": "never"})
     assert other.to_dict()["workload"]["hot_mib"] == 50
     assert (other.systems, other.to_dict()["machine"]["thp"]) == (["none"], "never")
-    # The first is as it was.
+    # The first scenario is unchanged.
     assert gups.to_dict()["workload"]["hot_mib"] == 100
 
 

@@ -38,13 +38,13 @@ def test_an_interrupted_sweep_goes_on_from_what_is_done(
         demeter.sweep(quick, GRID, workers=1, keep=tmp_path, progress=enough)
     files = sorted(tmp_path.glob("*.json"))
     assert len(files) == 3
-    # Half a file is none.
+    # An incomplete file is ignored.
     files[0].write_text(files[0].read_text()[:100])
     told: list[demeter.Progress] = []
     whole = demeter.sweep(quick, GRID, keep=tmp_path, progress=told.append)
     assert len(told) == 8 - 2
     assert whole.csv == demeter.sweep(quick, GRID).csv
-    # Another seed is another run.
+    # Another seed makes another run.
     other = quick.set({"seed": 9})
     assert demeter.sweep(other, {}, systems=["none"], keep=tmp_path).data["seed"] == 9
 
@@ -107,7 +107,7 @@ def test_a_worker_that_is_killed_costs_no_run(
         if progress.done == 2:
             cluster.remove_node(nodes[0], allow_graceful=False)
 
-    # Long enough that both are at work when one is killed.
+    # Long enough that both workers are busy when one is killed.
     longer = quick.set({"duration_s": 20, "sim.scale_bits": 4})
     swept = demeter.sweep(longer, GRID, seeds=2, engine="ray", progress=kill_one)
     assert [p.done for p in told] == list(range(1, 17))

@@ -1,26 +1,27 @@
-//! The tests on Arm, in a Debian of their own: cross-compiled there, and run under emulation.
+//! Runs the tests on Arm in a separate Debian: cross-compiled, and emulated.
 //!
-//! rustup has the target's standard library, but not every machine reaches it. Debian's backports have one in a package,
-//! for the compiler that is beside it.
+//! rustup has the target's standard library, but not every machine can reach it. Debian's backports have a package of
+//! it for their own compiler.
 
 use crate::fresh::{self, CLONE, Release, Steps, root::Root};
 
-/// Where there is a compiler that is new enough.
+/// The suite with a sufficiently new compiler.
 const BACKPORTS: &str = "trixie-backports";
-/// That compiler, and the target's standard library.
+/// The packages of the compiler and the target's standard library.
 const COMPILER: &str = "cargo rustc libstd-rust-dev:arm64";
-/// What links for the target, and what runs its programs and its kernel.
+/// Packages with the target's linker and the emulator of its programs and kernel.
 const TOOLS: &str = "ca-certificates git gcc libc6-dev gcc-aarch64-linux-gnu \
     libc6-dev-arm64-cross qemu-user qemu-system-arm";
 
-/// Debian's cargo, not the one that the root has of this machine. A little optimised: most of the time goes to emulation.
+/// Debian's cargo, instead of this machine's, which the root also has. Lightly optimized, since emulation takes most of
+/// the time.
 const CARGO: &str = "export PATH=/usr/bin:/bin:/usr/sbin CARGO_PROFILE_TEST_OPT_LEVEL=1 \
     CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
     CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER=qemu-aarch64; \
     cargo test --locked --workspace --exclude xtask --target aarch64-unknown-linux-gnu";
 
-/// What emulation of single programs cannot run: tests that need perf events, move_pages(2) or PAGEMAP_SCAN, that
-/// start themselves as another program, or that boot a VM of x86.
+/// Tests that cannot run under emulation of single programs: they need perf events, move_pages(2) or PAGEMAP_SCAN,
+/// start themselves as another program, or boot a VM of x86.
 const NOT_EMULATED: [&str; 9] = [
     "tracker::conformance::perf_conforms_on_page_faults",
     "tracker::perf::tests::a_child_is_a_stranger_until_it_is_a_target",
@@ -36,12 +37,12 @@ const NOT_EMULATED: [&str; 9] = [
 /// Options of `cargo xtask arm`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Keep the root file system, and say where it is
+    /// Keep the root file system, and print its path
     #[arg(long)]
     keep: bool,
 }
 
-/// Runs them.
+/// Runs the tests.
 pub fn arm(args: &Args) -> anyhow::Result<()> {
     fresh::in_root(Release::Trixie, &[BACKPORTS], args.keep, test)
 }
@@ -61,7 +62,7 @@ fn test(root: &Root, steps: &mut Steps) -> anyhow::Result<()> {
             "cd /{CLONE} && {CARGO} --no-fail-fast --lib --bins -- {skipped}"
         ))
     })?;
-    // The emulated host has a kernel and KVM of its own.
+    // The emulated host has its own kernel and KVM.
     steps.time("dirty log", || {
         root.run(&format!(
             "cd /{CLONE} && {CARGO} --test live -- in_an_emulated_host"

@@ -1,6 +1,7 @@
-//! Release binaries that run everywhere, in the lab's initramfs too: .cargo/config.toml has them
-//! linked statically. Cargo leaves them in a folder named after the target; here they come to
-//! target/release, where everything looks for them.
+//! Builds static release binaries, which also run in the lab's initramfs.
+//!
+//! .cargo/config.toml sets static linking. Cargo writes the binaries to a folder named after the target; this module
+//! moves them to target/release, where all other code expects them.
 
 use std::fs;
 
@@ -8,7 +9,7 @@ use anyhow::Context;
 
 use crate::shell;
 
-/// The command, and the workloads that it expects beside itself.
+/// The command, and the workloads that it expects in its own folder.
 pub const BINARIES: [&str; 8] = [
     "demeter", "forks", "graph", "gups", "kvload", "memlat", "mix", "sweep",
 ];
@@ -17,7 +18,7 @@ pub const BINARIES: [&str; 8] = [
 pub fn build() -> anyhow::Result<()> {
     let mut cargo = shell::cargo("build --locked --release --target-dir target --bins");
     cargo.args(["--package", "demeter", "--package", "demeter-lab"]);
-    // It would take the place of the configuration's.
+    // RUSTFLAGS would replace the configuration's flags.
     cargo.env_remove("RUSTFLAGS");
     shell::run(cargo)?;
 
@@ -29,7 +30,7 @@ pub fn build() -> anyhow::Result<()> {
     fs::create_dir_all(&release).with_context(|| format!("cannot make {}", release.display()))?;
     for name in BINARIES {
         let built = target.join(&tuple).join("release").join(name);
-        // A new file takes the name: a program of the same name may be running.
+        // Renamed into place, because a running program's file cannot be overwritten.
         let (new, place) = (release.join(format!(".{name}.new")), release.join(name));
         fs::copy(&built, &new)
             .and_then(|_| fs::rename(&new, &place))

@@ -1,7 +1,7 @@
 //! Debian packages: `demeter` (everything static, units, manual pages) and `demeter-balloon-dkms`.
 //!
-//! debhelper makes them from a staged tree, so that maintainer scripts, units and DKMS are handled as
-//! Debian's tools do it today.
+//! debhelper builds them from a staged tree, so that maintainer scripts, units and DKMS are handled as Debian's present
+//! tools do it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 
 use crate::{build, shell};
 
-/// What a build of the packages needs on this machine, and the package that has it.
+/// Programs needed for the build, with their Debian packages.
 const NEEDED: [(&str, &str); 4] = [
     ("dpkg-buildpackage", "dpkg-dev"),
     ("dh", "debhelper"),
@@ -18,22 +18,22 @@ const NEEDED: [(&str, &str); 4] = [
     ("fakeroot", "fakeroot"),
 ];
 
-/// Units, as they are called in packaging/.
+/// Units, as named in packaging/.
 const UNITS: [&str; 3] = ["demeter-guest", "demeter-host", "demeter-relay"];
 
-/// Completion scripts: the shell, and the name under which it looks for one.
+/// Completion scripts: the shell, and the file name that it expects.
 const COMPLETIONS: [(&str, &str); 3] = [
     ("bash", "demeter"),
     ("zsh", "_demeter"),
     ("fish", "demeter.fish"),
 ];
 
-/// Where the packages are.
+/// The folder of the packages.
 pub fn folder() -> PathBuf {
     shell::root().join("target/deb")
 }
 
-/// Builds both packages into target/deb and checks them with lintian where that is installed.
+/// Builds both packages into target/deb, and checks them with lintian if it is installed.
 pub fn deb() -> anyhow::Result<()> {
     shell::need(&NEEDED)?;
     build::build()?;
@@ -81,14 +81,14 @@ pub fn packages(out: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(packages)
 }
 
-/// Puts together what the packages are made of.
+/// Creates the tree from which the packages are built.
 fn stage(tree: &Path, version: &str) -> anyhow::Result<()> {
     let root = shell::root();
     let packaging = root.join("packaging");
     let debian = tree.join("debian");
     copy_folder(&packaging.join("debian"), &debian)?;
     for unit in UNITS {
-        // debhelper's name for a unit that is not called as its package.
+        // debhelper's name for a unit that is named differently from its package.
         copy(
             &packaging.join(format!("{unit}.service")),
             &debian.join(format!("demeter.{unit}.service")),
@@ -163,7 +163,7 @@ fn stage(tree: &Path, version: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Debian's changelog of one entry, dated as the last commit.
+/// A Debian changelog with one entry, dated like the last commit.
 fn changelog(version: &str) -> anyhow::Result<String> {
     let date = shell::program("git", "log -1 --format=%cD").output();
     let date = date.context("cannot run git")?.stdout;
@@ -178,12 +178,12 @@ fn changelog(version: &str) -> anyhow::Result<String> {
         .context("packaging/debian/control names no maintainer")?;
     Ok(format!(
         "demeter ({version}) unstable; urgency=medium\n\n  \
-         * What is new is in /usr/share/doc/demeter/NEWS of the package demeter.\n\n \
+         * For changes see /usr/share/doc/demeter/NEWS of the package demeter.\n\n \
          -- {maintainer}  {date}\n"
     ))
 }
 
-/// Text as a field of a control file: indented, empty lines as dots.
+/// Text for a field of a control file: indented, with dots for empty lines.
 fn indented(text: &str) -> String {
     text.lines()
         .map(|line| match line.trim_end() {

@@ -1,4 +1,4 @@
-//! The demo: one scenario in the lab, its table and its page.
+//! The demo: runs one scenario in the lab, and shows its table and page.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use crate::{build, shell};
 const RESULT: &str = "target/demo/result.json";
 const PAGE: &str = "target/demo/report.html";
 
-/// Builds, runs the demo scenario and says where the report is.
+/// Builds, runs the demo scenario and prints the report's path.
 pub fn demo() -> anyhow::Result<()> {
     build::build()?;
     fs::create_dir_all(shell::root().join("target/demo")).context("cannot make target/demo")?;

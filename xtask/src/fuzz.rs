@@ -1,6 +1,7 @@
-//! The fuzz targets in fuzz/, by libFuzzer, on the compiler that the project is built with: its
-//! coverage is an option of stable compilers (sancov), and the engine comes as a crate, for which a
-//! C++ compiler is needed. There is no address sanitizer: what is fuzzed is safe Rust.
+//! Runs the fuzz targets in fuzz/ by libFuzzer, on the project's own compiler.
+//!
+//! Coverage is an option of stable compilers (sancov), and the engine is a crate that needs a C++ compiler. There is no
+//! address sanitizer, since the fuzzed code is safe Rust.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -13,16 +14,16 @@ use anyhow::{Context, bail};
 
 use crate::shell;
 
-/// Fuzzes what comes from the other side of a socket, a ring or a file.
+/// Fuzzes all decoders of sockets, rings and files.
 #[derive(clap::Args)]
 pub struct Args {
     /// Inputs for each target
     #[arg(long, default_value_t = 1_000_000)]
     runs: u64,
-    /// No more than so many seconds for each target
+    /// Time limit for each target, seconds
     #[arg(long, default_value_t = 3600)]
     seconds: u32,
-    /// Where chance begins, so that a run can be made again; 0 is somewhere else each time
+    /// Random seed, to repeat a run; 0 is a new one each time
     #[arg(long, default_value_t = 0)]
     seed: u32,
     /// Only these targets
@@ -31,7 +32,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// What `make test` does: the same each time, as far as the time goes.
+    /// The arguments of `make test`: always the same runs, within the time limit.
     pub const SHORT: Self = Self {
         runs: 1_000_000,
         seconds: 3,
@@ -40,22 +41,22 @@ impl Args {
     };
 }
 
-/// A target that must fail, or nothing that the others say is worth anything.
+/// A target that must fail; if it does not, the other targets' results are worthless.
 const CANARY: &str = "canary";
 
-/// Enough to find the canary: about 100,000 are needed.
+/// Runs to find the canary; about 100,000 are needed.
 const CANARY_RUNS: u64 = 20_000_000;
 
-/// Coverage by counters at every edge, and of what is compared.
+/// Coverage by counters at every edge, and of comparisons.
 const FLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module \
     -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
     -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares";
 
-/// Builds all fuzz targets and runs them, as many at a time as there are cores.
+/// Builds all fuzz targets and runs them, as many in parallel as there are cores.
 pub fn fuzz(args: &Args) -> anyhow::Result<()> {
     let mut build = shell::cargo("build --release --locked --manifest-path fuzz/Cargo.toml");
-    // The folder is named, so that no setting of the person's moves it.
+    // The folder is given, so that no personal setting changes it.
     build.args(["--target-dir", "fuzz/target"]);
     shell::run(with_flags(build))?;
     let all = targets()?;
@@ -83,7 +84,7 @@ pub fn fuzz(args: &Args) -> anyhow::Result<()> {
     };
     thread::scope(|scope| {
         let workers: Vec<_> = (0..workers).map(|_| scope.spawn(worker)).collect();
-        // Joins all of them, whatever the first one says.
+        // Waits for all of them, even if the first one fails.
         let results: Vec<anyhow::Result<()>> = workers
             .into_iter()
             .map(|worker| {
@@ -133,7 +134,7 @@ fn find_the_canary() -> anyhow::Result<()> {
 
 fn fuzz_one(target: &str, args: &Args) -> anyhow::Result<()> {
     let root = shell::root();
-    // New inputs go under target/; the corpus in the tree stays as small as it is.
+    // New inputs go under target/, so that the tree's corpus stays small.
     let found = format!("target/fuzz-corpus/{target}");
     fs::create_dir_all(root.join(&found)).context("cannot make target/fuzz-corpus")?;
     let mut corpus = vec![found];
@@ -162,10 +163,10 @@ fn fuzz_one(target: &str, args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs a target over a corpus, of which new inputs go into the first folder.
+/// Runs a target over a corpus; new inputs go into the first folder.
 fn run(target: &str, corpus: &[String], args: &Args, artifacts: &Path) -> anyhow::Result<Output> {
     let built = shell::root().join("fuzz/target");
-    // Below the target's own folder, where cargo is told a target.
+    // Cargo uses a folder named after the target if one is configured.
     let program = [format!("{}/release", host()), "release".into()]
         .map(|folder| built.join(folder).join(target))
         .into_iter()
@@ -183,7 +184,7 @@ fn run(target: &str, corpus: &[String], args: &Args, artifacts: &Path) -> anyhow
         .with_context(|| format!("cannot run fuzz target {target}"))
 }
 
-/// The target that this program was built for, which is where cargo builds.
+/// The target triple of this program, for which cargo builds.
 fn host() -> String {
     let output = shell::program("rustc", "-vV").output();
     let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());

@@ -1,6 +1,6 @@
-//! The kernels of Debian's archive, each booted in the lab: what works on it.
+//! Boots the kernels of Debian's archive in the lab, and tests each.
 //!
-//! Packages are looked for in all releases by an apt of its own, below target/kernels, and unpacked there; nothing is
+//! A separate apt below target/kernels searches the packages of all releases and unpacks them there; nothing is
 //! installed. One scenario runs under each system that depends on the kernel.
 
 use std::collections::BTreeMap;
@@ -15,14 +15,14 @@ use serde_json::Value;
 use crate::fresh::archive;
 use crate::{build, shell};
 
-/// Where packages are kept.
+/// Folder of the packages.
 const DIR: &str = "target/kernels";
 /// The page with the table.
 const PAGE: &str = "docs/src/kernels.md";
 /// The program that each kernel runs.
 const SCENARIO: &str = "scenarios/gups.toml";
 
-/// Releases whose kernels are tried, the oldest first; a release that the mirror lacks is passed over.
+/// Releases whose kernels are tested, the oldest first. Releases that the mirror lacks are skipped.
 const SUITES: [&str; 7] = [
     "bullseye",
     "bookworm",
@@ -33,31 +33,31 @@ const SUITES: [&str; 7] = [
     "sid",
 ];
 
-/// Series that are tried, beside the newest: those that Debian's releases came with, and the first long one with DAMON_STAT.
+/// Tested series besides the newest: those of Debian's releases, and the first long-term one with DAMON_STAT.
 const SERIES: [&str; 4] = ["5.10", "6.1", "6.12", "6.18"];
 
-/// How long, instead of the time of the scenario.
+/// Length of the timed phase, instead of the scenario's.
 const SECONDS: &str = "30";
 
-/// How the releases of kernels for virtual machines end.
+/// Suffix of kernel releases for virtual machines.
 const FLAVOUR: &str = "-cloud-amd64";
 
-/// The systems, each with what it shows.
+/// The systems, each with the feature that it tests.
 const SYSTEMS: [(&str, &str); 2] = [
     ("demeter", "the agent on the emulator's samples"),
     ("demeter-damon", "the agent on DAMON"),
 ];
 
-/// The most hot memory in slow memory at the end that still counts as moved.
+/// Share of the hot memory that must be in fast memory at the end.
 const HOT_IN_FAST_MIN: f64 = 0.8;
 
 /// Options of `cargo xtask kernels`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Try only kernels whose release begins so, as 6.12 or 7; may be given several times
+    /// Test only kernels whose release starts with this, such as 6.12 or 7; may be given several times
     #[arg(long, value_name = "RELEASE")]
     only: Vec<String>,
-    /// Boot these images instead of the archive's: unpacked or installed, with their modules beside them
+    /// Boot these images instead of the archive's: unpacked or installed, with their modules in the same tree
     #[arg(long, value_name = "FILE")]
     image: Vec<PathBuf>,
 }
@@ -65,13 +65,13 @@ pub struct Args {
 /// A kernel of the archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Kernel {
-    /// As `uname -r` says.
+    /// As in `uname -r`.
     release: String,
     /// The packages with its image and modules.
     packages: Vec<String>,
 }
 
-/// Fetches, boots, prints the table and writes the page.
+/// Downloads and boots the kernels, prints the table and writes the page.
 pub fn kernels(args: &Args) -> anyhow::Result<()> {
     build::build()?;
     let mut images = args.image.clone();
@@ -92,7 +92,7 @@ pub fn kernels(args: &Args) -> anyhow::Result<()> {
         }
     }
     if images.is_empty() {
-        println!("skipped: no kernel can be had");
+        println!("skipped: no kernel is available");
         return Ok(());
     }
     let rows: Vec<_> = images
@@ -108,7 +108,7 @@ pub fn kernels(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// An apt that knows all releases, and changes nothing of the system's.
+/// A separate apt with all releases, which does not change the system.
 struct Apt {
     dir: PathBuf,
 }
@@ -127,7 +127,7 @@ impl Apt {
         let lines = SUITES.map(|suite| mirror.other(suite).line() + "\n");
         fs::write(dir.join("apt/sources.list"), lines.concat()).context("cannot write a list")?;
         let apt = Self { dir };
-        // A release that is not there any more fails; the others are there nevertheless.
+        // Fails for a release that no longer exists; the others are updated all the same.
         let _ = apt.command("apt-get", "-q update").output();
         Ok(Some(apt))
     }
@@ -141,7 +141,7 @@ impl Apt {
             format!("Dir::Etc::sourcelist={apt}/sources.list"),
             "Dir::Etc::sourceparts=-".into(),
             "Acquire::Languages=none".into(),
-            // As root it would step down to a user that cannot write here.
+            // As root, apt would switch to a user that cannot write here.
             "APT::Sandbox::User=root".into(),
         ] {
             command.arg("-o").arg(option);
@@ -182,7 +182,7 @@ impl Apt {
     }
 }
 
-/// The kernels in apt's list of packages. From Linux 7.1 on image and modules have packages of their own.
+/// Parses the kernels in apt's list of packages. Since Linux 7.1 image and modules are separate packages.
 fn parse(listed: &str) -> Vec<Kernel> {
     let mut kernels: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for name in listed
@@ -195,7 +195,7 @@ fn parse(listed: &str) -> Vec<Kernel> {
         else {
             continue;
         };
-        // Names without a full version stand for whichever is the newest.
+        // Names without a full version are metapackages for the newest kernel.
         if version(release).len() > 2 {
             kernels.entry(release.into()).or_default().push(name.into());
         }
@@ -213,7 +213,7 @@ fn parse(listed: &str) -> Vec<Kernel> {
     kernels.into_iter().map(kernel).collect()
 }
 
-/// The newest of each series that is tried, and the newest of all, the oldest first.
+/// The newest kernel of each tested series, and the newest of all, the oldest first.
 fn chosen(kernels: &[Kernel]) -> Vec<Kernel> {
     let newest_of = |numbers: &[u64]| {
         let of_series = kernels
@@ -263,7 +263,7 @@ fn row(image: &Path) -> anyhow::Result<Row> {
     })
 }
 
-/// The release that an image's path names.
+/// The kernel release in an image's path.
 fn release(image: &Path) -> String {
     let name = |path: &Path| {
         path.file_name()
@@ -277,7 +277,7 @@ fn release(image: &Path) -> String {
     .unwrap_or_default()
 }
 
-/// Runs the scenario under a system on a kernel. Says what came of it, in a few words.
+/// Runs the scenario under a system on a kernel. Returns the outcome in a few words.
 fn run(image: &Path, system: &str) -> anyhow::Result<String> {
     let dir = tempfile::tempdir().context("cannot make a folder")?;
     let (result, logs) = (dir.path().join("result.json"), dir.path().join("logs"));
@@ -298,12 +298,12 @@ fn run(image: &Path, system: &str) -> anyhow::Result<String> {
         .context("cannot run target/release/demeter")?;
     let said = String::from_utf8_lossy(&output.stderr);
     let agent_said = agent_log(&logs);
-    // A refused command line is an error of ours, and of no kernel.
+    // A rejected command line is a bug of ours, not of the kernel.
     if output.status.code() == Some(2) {
         bail!("demeter run: {said}");
     }
     if !output.status.success() {
-        // The agent knows better why it ended.
+        // The agent's own reason is more precise.
         let error = |text: &str| {
             text.lines()
                 .rfind(|it| it.starts_with("error:"))
@@ -321,7 +321,7 @@ fn run(image: &Path, system: &str) -> anyhow::Result<String> {
     })
 }
 
-/// The log of a run's agent; empty where it kept none.
+/// The log of a run's agent; empty if there is none.
 fn agent_log(logs: &Path) -> String {
     let logs = fs::read_dir(logs).into_iter().flatten().flatten();
     let is_agents = |path: &PathBuf| path.to_string_lossy().ends_with("agent.log");
@@ -330,7 +330,7 @@ fn agent_log(logs: &Path) -> String {
         .unwrap_or_default()
 }
 
-/// Whether the hot memory came to be in fast memory, and no data were lost.
+/// Checks that hot memory was moved to fast memory, and that no data were lost.
 fn judge(result: &Value) -> anyhow::Result<String> {
     let system = &result["systems"][0];
     let (Some(hot), Some(errors)) = (
@@ -349,7 +349,7 @@ fn judge(result: &Value) -> anyhow::Result<String> {
     })
 }
 
-/// An error as a table can hold it.
+/// An error formatted for a table's cell.
 fn in_a_cell(error: &str) -> String {
     error.trim_start_matches("error:").trim().replace('|', "/")
 }

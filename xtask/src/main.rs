@@ -33,50 +33,52 @@ enum Task {
     Test,
     /// Run the tests that take hours: the scale suite, a hundred random cases, the soak, ignored tests
     ///
-    /// Prints a line for each part, "skipped" and why where it cannot run, and ends with what passed and failed. Results are
-    /// kept in target/test-long. The random cases are new ones each time; their seed is printed.
+    /// Prints a line for each part, or "skipped" with the reason if it cannot run, and ends with the numbers of passed
+    /// and failed parts. Results are kept in target/test-long. The random cases are new ones each time; their seed is
+    /// printed.
     TestLong,
-    /// Fuzz what comes from the other side of a socket, a ring or a file
+    /// Fuzz all decoders of sockets, rings and files
     Fuzz(fuzz::Args),
-    /// Run the experiments of systems' authors on the simulator, scenarios/paper-*.toml and seed-*.toml, and
-    /// write docs/src/systems.md
+    /// Run the experiments of systems' authors on the simulator, scenarios/paper-*.toml and seed-*.toml, and write
+    /// docs/src/systems.md
     ///
-    /// Results are kept in target/systems. Only what has changed since is run again: an experiment's scenario, or
-    /// the code of simulator and policy.
+    /// Results are kept in target/systems. An experiment runs again only if its scenario or the code of simulator and
+    /// policy has changed.
     Systems(systems::Args),
-    /// Make the reference pages of docs/ from the code, and the book where mdbook is installed
+    /// Generate the reference pages of docs/ from the code, and the book if mdbook is installed
     Docs,
-    /// Make the figures of README.md and docs/src from the stored results, or store another
+    /// Generate the figures of README.md and docs/src from the stored results, or store another result
     Results(results::Args),
     /// Build the Python package into target/python, and run its tests with the built command
     Python,
     /// Run the benchmarks
     Bench,
-    /// Do what a newcomer does, on a fresh Debian: clone, `make demo`, `make test`
+    /// Follow the README on a fresh Debian: clone, `make demo`, `make test`
     ///
-    /// In a root file system made by debootstrap from the archive that this machine's apt uses,
-    /// with git, make and ca-certificates. Rust and cargo's cache of crates are this machine's own,
-    /// bind-mounted; cloned is what is committed. Prints how long each step took and what was
-    /// installed, and "skipped" where that cannot be: it needs root and the archive.
+    /// In a root file system made by debootstrap from the archive that this machine's apt uses, with git, make and
+    /// ca-certificates. Rust and cargo's cache of crates are this machine's own, bind-mounted. The clone has the
+    /// committed state. Prints the duration of each step and the installed packages, or "skipped" if it is not
+    /// possible: it needs root and the archive.
     Fresh(fresh::Args),
-    /// Boot kernels of Debian's archive in the lab, and make the page that says what works on each
+    /// Boot kernels of Debian's archive in the lab, and generate the page that shows what works on each
     ///
-    /// Kernels of several releases are downloaded and unpacked below target/kernels, by an apt of its own; nothing is
-    /// installed. Each runs scenarios/gups.toml twice, which takes about four minutes. "skipped" where the archive cannot be
-    /// reached.
+    /// Kernels of several releases are downloaded and unpacked below target/kernels, by a separate apt; nothing is
+    /// installed. Each runs scenarios/gups.toml twice, which takes about four minutes. Prints "skipped" if the archive
+    /// cannot be reached.
     Kernels(kernels::Args),
-    /// Cross-compile everything for Arm in a Debian 13 of its own, and run the tests there, emulated
+    /// Cross-compile everything for Arm in a separate Debian 13, and run the tests there, emulated
     ///
-    /// The root file system is made as by `fresh`; compiler and standard library are those of Debian's backports. Tested is what
-    /// is committed: the unit tests but for a few that emulation of single programs cannot run, and dirty logging under KVM in an
-    /// emulated machine. Took forty minutes of one core that did other work, too. "skipped" where that cannot be: it needs root and the archive.
+    /// The root file system is made as by `fresh`; compiler and standard library come from Debian's backports. The
+    /// committed state is tested: the unit tests, except a few that cannot run under emulation of single programs, and
+    /// dirty logging under KVM in an emulated machine. It takes about forty minutes. Prints "skipped" if it is not
+    /// possible: it needs root and the archive.
     Arm(arm::Args),
     /// Install the Debian packages in an emulated VM of a Debian with systemd, use them, remove them
     ///
-    /// Makes the root file system with mmdebstrap from the archive that this machine's apt uses, boots it
-    /// under QEMU (no KVM needed) with a fast and a slow NUMA node, and prints a line for each check:
-    /// install, DKMS module, agent, memory that moves, upgrade, purge. Takes about ten minutes.
-    /// "skipped" where that cannot be: it needs root and the archive.
+    /// Makes the root file system with mmdebstrap from the archive that this machine's apt uses. Boots it under QEMU
+    /// (no KVM needed) with a fast and a slow NUMA node. Prints a line for each check: install, DKMS module, agent,
+    /// moved memory, upgrade, purge. Takes about ten minutes. Prints "skipped" if it is not possible: it needs root and
+    /// the archive.
     PackageTest(package_test::Args),
 }
 

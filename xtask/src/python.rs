@@ -1,15 +1,14 @@
-//! The Python package in python/: built into an environment of its own, and tested there.
+//! Builds the Python package in an environment of its own, and tests it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::shell;
 
-/// What builds and tests it beside Rust: versions and hashes of files on PyPI.
+/// Versions and PyPI hashes of the tools besides Rust.
 const TOOLS: &str = "python/tools.lock";
 
-/// Builds the package and runs its tests with the built command; says "skipped" where Python or its
-/// tools cannot be had.
+/// Builds the package and runs its tests with the built command. Prints "skipped" if Python or its tools are missing.
 pub fn test() -> anyhow::Result<()> {
     let environment = shell::root().join("target/python");
     let python = environment.join("bin/python");
@@ -17,13 +16,13 @@ pub fn test() -> anyhow::Result<()> {
         eprintln!("skipped: the Python package: {why}");
         return Ok(());
     }
-    // Not optimised: it is built as fast as a test needs.
+    // Without optimization, for a fast build.
     let mut install = shell::program(
         &python,
         "-m pip install --quiet --no-build-isolation --no-deps --force-reinstall \
          --config-settings=build-args=--profile=dev ./python",
     );
-    // Of the cargo that runs us.
+    // Set by the cargo that runs this program.
     install.env_remove("CARGO_ENCODED_RUSTFLAGS");
     let path = std::env::var("PATH").unwrap_or_default();
     let path = format!("{}:{path}", environment.join("bin").display());
@@ -40,7 +39,7 @@ pub fn test() -> anyhow::Result<()> {
     shell::run(tests)
 }
 
-/// The environment with its tools, or why there is none.
+/// Creates the environment with its tools, or returns the reason for its absence.
 fn make(environment: &PathBuf, python: &Path) -> Result<(), &'static str> {
     if !python.exists() {
         let mut venv = Command::new("python3");
@@ -53,7 +52,7 @@ fn make(environment: &PathBuf, python: &Path) -> Result<(), &'static str> {
     match shell::succeeds(shell::program(python, &tools)) {
         true => Ok(()),
         false => {
-            Err("the tools of python/tools.lock cannot be had from PyPI (is there a network?)")
+            Err("cannot install the tools of python/tools.lock from PyPI (is there a network?)")
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Stored results, and the tables that documents show of them.
+//! Stores results, and generates the tables of documents from them.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,32 +10,32 @@ use serde_json::{Value, json};
 use crate::docs::WRITE;
 use crate::shell;
 
-/// Where results are stored; `crates/demeter/tests/results.rs` says how, and makes tables of them.
+/// Folder of stored results. `crates/demeter/tests/results.rs` describes the format and makes the tables.
 const FOLDER: &str = "results";
 
-/// Writes the tables of the documents anew, from `results/`.
+/// Generates the tables of the documents from `results/`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Store this first: a result file (of `demeter run --json`), without what no table needs, or what
-    /// another command printed (FILE.txt)
+    /// Store this first: a result file (of `demeter run --json`), without the parts that no table needs, or another
+    /// command's output (FILE.txt)
     #[arg(long, value_name = "FILE")]
     add: Option<PathBuf>,
-    /// Under this name; that of the scenario without it
+    /// Its name [default: the scenario's]
     #[arg(long, requires = "add")]
     name: Option<String>,
-    /// The command that made it; `demeter run scenarios/SCENARIO.toml --on WHERE` without it. What a
-    /// command printed needs it
+    /// The command that made it, required for a command's output [default: `demeter run scenarios/SCENARIO.toml --on
+    /// WHERE`]
     #[arg(long, requires = "add")]
     command: Option<String>,
-    /// The commit that made it; the last one without it
+    /// The commit that made it [default: the last one]
     #[arg(long, requires = "add")]
     commit: Option<String>,
-    /// The machine that made it; without it this one, and none for the simulator, which is the same on all
+    /// The machine that made it [default: this one; none for the simulator, whose results are equal everywhere]
     #[arg(long, requires = "add")]
     machine: Option<String>,
 }
 
-/// Does it.
+/// Stores the given result, and generates the tables.
 pub fn results(args: &Args) -> anyhow::Result<()> {
     if args.add.is_some() {
         add(args)?;
@@ -82,12 +82,12 @@ fn add(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is stored.
+/// A result with its origin.
 struct Added {
     name: String,
     command: String,
     is_simulated: bool,
-    /// A result file's content, or a string that has what a command printed.
+    /// A result file's content, or another command's output as a string.
     result: Value,
 }
 
@@ -124,7 +124,8 @@ impl Added {
     }
 }
 
-/// Takes away what no table needs: of counters all but those of a nested host's KVM. Of a series the end is kept: it says how long the run was.
+/// Removes the parts that no table needs. These are all counters except those of a nested host's KVM, and the series
+/// except its end, which shows the length of the run.
 fn shorten(value: &mut Value) {
     match value {
         Value::Object(fields) => {
@@ -149,7 +150,7 @@ fn shorten(value: &mut Value) {
     }
 }
 
-/// This machine, in a few words.
+/// A short description of this machine.
 fn machine() -> anyhow::Result<String> {
     let text = fs::read_to_string("/proc/cpuinfo").context("cannot read /proc/cpuinfo")?;
     let model = text.lines().find_map(|line| {
@@ -157,12 +158,12 @@ fn machine() -> anyhow::Result<String> {
         (key.trim() == "model name").then(|| model.trim().to_owned())
     });
     let model = model.context("/proc/cpuinfo names no model; give --machine")?;
-    // Not those that this process may use.
+    // All cores, including those that this process may not use.
     let cores = text.lines().filter(|line| line.starts_with("processor"));
     Ok(format!("{model}, {} cores", cores.count()))
 }
 
-/// What a program says.
+/// A program's output.
 fn said(mut command: Command) -> anyhow::Result<String> {
     let output = command.output().context("cannot run git")?;
     ensure!(

@@ -1,4 +1,4 @@
-//! Running other programs from the repository's root.
+//! Runs other programs in the repository's root.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,11 +7,11 @@ use anyhow::{Context, bail};
 
 /// The repository's root.
 pub fn root() -> PathBuf {
-    // xtask/ lies in it.
+    // xtask/ is a subfolder of the root.
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// A program with blank-separated arguments, to be run at the root.
+/// A program with space-separated arguments that runs in the root.
 pub fn program(name: impl AsRef<Path>, args: &str) -> Command {
     let mut command = Command::new(name.as_ref());
     command.args(args.split_whitespace()).current_dir(root());
@@ -26,7 +26,7 @@ pub fn cargo(args: &str) -> Command {
     )
 }
 
-/// Says what is run, runs it and expects success.
+/// Prints a command and runs it. An error if it fails.
 pub fn run(mut command: Command) -> anyhow::Result<()> {
     let shown = show(&command);
     eprintln!("$ {shown}");
@@ -39,13 +39,12 @@ pub fn run(mut command: Command) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether a program can be run and ends with success; it says nothing.
+/// Runs a program without output. Returns whether it succeeds.
 pub fn succeeds(mut command: Command) -> bool {
     command.output().is_ok_and(|output| output.status.success())
 }
 
-/// Fails where programs are missing, and says which Debian packages have them. Each is a program's name and its
-/// package's.
+/// Checks that programs exist; the error names their Debian packages. Each is given with its package.
 pub fn need(programs: &[(&str, &str)]) -> anyhow::Result<()> {
     let missing: Vec<&str> = programs
         .iter()

@@ -1,4 +1,4 @@
-//! `docs/src/systems.md`: the designs, and what they come to beside published figures.
+//! Generates `docs/src/systems.md`: the designs, with published and measured figures.
 
 use std::cmp::Reverse;
 use std::fs::{self, File};
@@ -15,37 +15,37 @@ use serde_json::{Value, json};
 
 use crate::{build, shell};
 
-/// Where results are kept: `NAME.json`, and in `NAME.made.json` what it was made of and how long that took.
+/// Folder of results: `NAME.json`, and `NAME.made.json` with its sources and the run time.
 const RESULTS: &str = "target/systems";
 const PAGE: &str = "docs/src/systems.md";
 
-/// What an experiment's figures follow from, beside its scenario.
+/// Code that an experiment's figures depend on, besides its scenario.
 const MODEL: &str = "crates/sim/src crates/policy/src crates/scenario/src crates/outcome/src";
 
 /// Runs the experiments of the seeds and of systems' authors.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Run these only (`paper-colloid`), changed or not, and write no page
+    /// Run only these (`paper-colloid`), changed or not, and write no page
     names: Vec<String>,
 }
 
-/// Experiments that run side by side: the last runs of one leave cores to the next.
+/// Number of experiments that run side by side, since the last runs of one leave cores idle.
 const AT_A_TIME: usize = 2;
 
-/// What the names of experiments begin with.
+/// Prefixes of experiments' names.
 const KINDS: [&str; 2] = ["paper-", "seed-"];
 
 /// `scenarios/NAME.toml`.
 struct Experiment {
     name: String,
-    /// Names what its figures follow from: the same name, the same figures.
+    /// A hash of everything that its figures depend on.
     source: String,
-    /// The source of the result that is kept, and seconds that it took.
+    /// The hash of the kept result's sources, and the run time in seconds.
     kept: Option<(String, u64)>,
 }
 
 impl Experiment {
-    /// Reads what there is.
+    /// Reads an experiment and its kept result.
     fn new(name: String) -> anyhow::Result<Self> {
         let source = source(&name)?;
         let mut it = Self {
@@ -61,7 +61,7 @@ impl Experiment {
         format!("{RESULTS}/{}.json", self.name)
     }
 
-    /// What its run says.
+    /// The path of its log.
     fn log(&self) -> String {
         format!("{RESULTS}/{}.log", self.name)
     }
@@ -70,7 +70,7 @@ impl Experiment {
         shell::root().join(format!("{RESULTS}/{}.made.json", self.name))
     }
 
-    /// Nothing where anything is missing or damaged.
+    /// `None` if anything is missing or damaged.
     fn read_kept(&self) -> Option<(String, u64)> {
         let made: Value = serde_json::from_slice(&fs::read(self.made()).ok()?).ok()?;
         let kept = (made["source"].as_str()?.into(), made["took_s"].as_u64()?);
@@ -81,12 +81,12 @@ impl Experiment {
         self.kept.as_ref().is_none_or(|kept| kept.0 != self.source)
     }
 
-    /// Seconds that it took last time, if it was run.
+    /// Its last run time in seconds, if known.
     fn known_s(&self) -> Option<u64> {
         Some(self.kept.as_ref()?.1)
     }
 
-    /// Runs it, as many runs at a time as there are jobs, and keeps the result. Tells how many seconds it took.
+    /// Runs it with `jobs` parallel runs, and keeps the result. Returns the run time in seconds.
     fn run(&self, jobs: usize) -> anyhow::Result<u64> {
         let (name, result, made) = (&self.name, self.result(), self.made());
         let log = shell::root().join(self.log());
@@ -109,7 +109,7 @@ impl Experiment {
     }
 }
 
-/// Runs experiments side by side, in this order. After one has failed none begins.
+/// Runs experiments side by side, in this order. After a failure no further one starts.
 fn run_all(experiments: &[&Experiment]) -> anyhow::Result<()> {
     let cores = thread::available_parallelism().map_or(1, NonZero::get);
     let at_a_time = AT_A_TIME.min(cores);
@@ -136,7 +136,7 @@ fn run_all(experiments: &[&Experiment]) -> anyhow::Result<()> {
     })
 }
 
-/// Runs each experiment on the simulator whose result may have changed, and writes the page.
+/// Runs each experiment whose result may have changed, and writes the page.
 pub fn systems(args: &Args) -> anyhow::Result<()> {
     let all = names()?;
     if let Some(unknown) = args.names.iter().find(|name| !all.contains(name)) {
@@ -152,7 +152,7 @@ pub fn systems(args: &Args) -> anyhow::Result<()> {
         false => args.names.contains(&e.name),
     };
     let mut due: Vec<&Experiment> = all.iter().filter(is_due).collect();
-    // The longest first, and before these what may be long.
+    // The longest first; those of unknown length before them.
     due.sort_by_key(|e| Reverse(e.known_s().unwrap_or(u64::MAX)));
     let known_s: u64 = due.iter().filter_map(|e| e.known_s()).sum();
     eprintln!(
@@ -198,7 +198,7 @@ fn write_page(all: &[Experiment]) -> anyhow::Result<()> {
     .with_context(|| format!("cannot write {PAGE}"))
 }
 
-/// The experiments' names, in order.
+/// The experiments' names, sorted.
 fn names() -> anyhow::Result<Vec<String>> {
     let scenarios =
         fs::read_dir(shell::root().join("scenarios")).context("cannot read scenarios")?;
@@ -211,7 +211,7 @@ fn names() -> anyhow::Result<Vec<String>> {
     Ok(names)
 }
 
-/// A name for the scenario and the model's files as they are now, committed or not.
+/// A hash of the present scenario and model files, committed or not.
 fn source(name: &str) -> anyhow::Result<String> {
     let scenario = scenario(name)?;
     let files = format!("ls-files --cached --others --exclude-standard -- {MODEL}");
@@ -222,11 +222,11 @@ fn source(name: &str) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&source).trim().to_owned())
 }
 
-/// What the scenario says, and that which it extends, and so on. Remarks change no figure.
+/// The scenario's text with all files that it extends, without comments.
 fn scenario(name: &str) -> anyhow::Result<String> {
     let mut all = String::new();
     let mut next = Some(format!("{name}.toml"));
-    // More than one after the other can be; none extends itself, or it would not run.
+    // A scenario never extends itself, or it could not run, so the chain is short.
     for _ in 0..8 {
         let Some(file) = next.take() else {
             break;
@@ -244,13 +244,13 @@ fn scenario(name: &str) -> anyhow::Result<String> {
     Ok(all)
 }
 
-/// What git says when it is told something.
+/// The output of git for this input.
 fn git(args: &str, told: &[u8]) -> anyhow::Result<Vec<u8>> {
     let mut command = shell::program("git", args);
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut git = command.spawn().context("cannot run git")?;
     let mut input = git.stdin.take().context("git reads nothing")?;
-    // It may answer before it has heard all.
+    // Git may write output before it has read all input.
     let output = std::thread::scope(|scope| {
         scope.spawn(move || input.write_all(told));
         git.wait_with_output()

@@ -1,4 +1,4 @@
-//! All that must hold: style, documentation, licences, fuzz targets, tests.
+//! Runs all checks: style, documentation, licences, fuzz targets, tests.
 
 use std::path::Path;
 use std::time::Instant;
@@ -7,7 +7,7 @@ use anyhow::Context;
 
 use crate::{build, fuzz, python, shell};
 
-/// Runs all checks; cargo's own test runner comes last, so that its verdict is the last word.
+/// Runs all checks. Cargo's tests come last, so that their result is the last output.
 pub fn test() -> anyhow::Result<()> {
     let start = Instant::now();
     shell::run(shell::cargo("fmt --all --check"))?;
@@ -35,7 +35,7 @@ pub fn test() -> anyhow::Result<()> {
     shell::run(shell::cargo("test --locked --workspace"))
 }
 
-/// Whether everything compiles for Arm, its tests included. That takes the target's standard library and no linker.
+/// Checks that everything, including tests, compiles for Arm. It needs the target's standard library, but no linker.
 fn check_for_arm() -> anyhow::Result<()> {
     const TARGET: &str = "aarch64-unknown-linux-gnu";
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());

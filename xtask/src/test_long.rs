@@ -1,4 +1,4 @@
-//! Tests that take hours: the scale suite, random cases, the soak, tests that are ignored otherwise.
+//! Runs tests that take hours: the scale suite, random cases, the soak, ignored tests.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,7 +9,7 @@ use anyhow::bail;
 use crate::fresh::root;
 use crate::{build, shell};
 
-/// Where parts that compare systems leave their results.
+/// Folder of the results of comparisons.
 const FOLDER: &str = "target/test-long";
 
 /// A part of the tests.
@@ -19,7 +19,7 @@ struct Part {
     needs: &'static [Need],
 }
 
-/// A thing that a part needs and a machine may lack.
+/// A requirement of a part that a machine may lack.
 #[derive(Clone, Copy)]
 enum Need {
     Emulator,
@@ -29,7 +29,7 @@ enum Need {
 }
 
 impl Need {
-    /// Why a part that needs it cannot run here, if so.
+    /// Why the requirement is not met here, if so.
     fn missing(self) -> Option<&'static str> {
         let is_there = match self {
             Self::Emulator => shell::succeeds(shell::program("qemu-system-x86_64", "--version")),
@@ -47,7 +47,7 @@ impl Need {
     }
 }
 
-/// Runs every part, whatever came of the others, and counts what passed.
+/// Runs every part, even after failures, and counts those that passed.
 pub fn test_long() -> anyhow::Result<()> {
     build::build()?;
     std::fs::create_dir_all(shell::root().join(FOLDER))?;

@@ -1,23 +1,23 @@
-//! The recipes of ARCHITECTURE.md name the files that their examples are in, and no others.
+//! Tests that the recipes of ARCHITECTURE.md name exactly the files of their examples.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Folders of code of which each file that names an example has to be in its recipe.
+/// Folders of code in which every file that names an example must be in the recipe.
 const CODE: [&str; 4] = ["crates", "fuzz", "python", "xtask"];
 
 /// A section `## To add a ...`.
 struct Recipe<'a> {
     title: &'a str,
-    /// The meaning of NAME in the example.
+    /// The value of NAME in the example.
     name: &'a str,
-    /// An identifier of its code.
+    /// An identifier in the example's code.
     identifier: &'a str,
     files: Vec<File>,
 }
 
-/// A file of a recipe; with a slash at its end, a folder.
+/// A file of a recipe, or a folder if it ends with a slash.
 struct File {
     path: String,
     is_always_needed: bool,
@@ -78,7 +78,7 @@ impl<'a> Recipe<'a> {
     }
 }
 
-/// Source files below a folder, by their path from the root, without those of tests.
+/// Source files below a folder, by path, without test files.
 fn sources(folder: &str, found: &mut BTreeMap<String, String>) {
     for entry in fs::read_dir(root().join(folder)).unwrap() {
         let entry = entry.unwrap();
@@ -95,7 +95,7 @@ fn sources(folder: &str, found: &mut BTreeMap<String, String>) {
     }
 }
 
-/// A source without comments and the tests at its end.
+/// A source without comments and without the tests at its end.
 fn code(text: &str) -> String {
     let text = text
         .split("#[cfg(test)]\nmod tests {")
@@ -107,7 +107,7 @@ fn code(text: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Whether a text has a word as a whole.
+/// Whether a text contains a word as a whole.
 fn names(text: &str, word: &str) -> bool {
     let is_part = |c: char| c.is_alphanumeric() || c == '_';
     text.match_indices(word).any(|(at, _)| {
@@ -117,7 +117,7 @@ fn names(text: &str, word: &str) -> bool {
     })
 }
 
-/// The text of a file, or of all files below a folder.
+/// The text of a file, or of all files in a folder.
 fn text_of(path: &str) -> Option<String> {
     let full = root().join(path);
     if !full.is_dir() {
@@ -140,7 +140,7 @@ fn complaints(recipe: &Recipe, sources: &BTreeMap<String, String>) -> Vec<String
     let mut complaints = vec![];
     for file in &recipe.files {
         let Some(text) = text_of(&file.path) else {
-            // A condition that the example does not meet.
+            // A condition that does not apply to the example.
             if file.is_always_needed || !file.path.contains(recipe.name) {
                 complaints.push(format!("{title}: there is no {}", file.path));
             }

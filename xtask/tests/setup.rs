@@ -1,4 +1,4 @@
-//! setup.sh on machines that lack something, each made of a folder of stand-in programs.
+//! Tests setup.sh on machines without some programs, simulated by folders of fake programs.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/setup.sh");
 
-/// A machine that has these programs only: name and shell text.
+/// A machine with only these programs: name and shell script.
 fn machine(programs: &[(&str, &str)]) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     for (name, text) in programs {

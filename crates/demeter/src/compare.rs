@@ -1,4 +1,4 @@
-//! `demeter compare`: two result files of one scenario side by side.
+//! `demeter compare`: compares two result files of one scenario.
 
 use std::path::PathBuf;
 

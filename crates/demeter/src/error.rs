@@ -1,4 +1,4 @@
-//! How a failed command ends: one line on stderr and an exit code.
+//! Reports a failed command: one line on stderr and an exit code.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -8,14 +8,14 @@ use demeter_sim::SimError;
 
 use crate::output::ReaderGone;
 
-/// Says what went wrong in one line and returns the exit code.
+/// Prints the error in one line and returns the exit code.
 ///
-/// A reader of our output that went away (`demeter report x.json | head -1`) is not a failure.
+/// A closed output (`demeter report x.json | head -1`) is not a failure.
 pub fn report(error: &anyhow::Error) -> ExitCode {
     if error.is::<ReaderGone>() {
         return ExitCode::SUCCESS;
     }
-    // Nobody is left to tell when stderr is gone too.
+    // If stderr is closed, too, the error cannot be reported.
     let _ = writeln!(io::stderr(), "error: {}", one_line(error.as_ref()));
     let interrupted = matches!(error.downcast_ref(), Some(demeter_lab::Error::Interrupted))
         || matches!(error.downcast_ref(), Some(SimError::Interrupted))
@@ -24,7 +24,7 @@ pub fn report(error: &anyhow::Error) -> ExitCode {
             Some(demeter_dirtylog::Error::Interrupted)
         );
     match interrupted {
-        // What a shell expects of a program that SIGINT ended.
+        // The exit code that shells expect after SIGINT.
         true => ExitCode::from(130),
         false => ExitCode::FAILURE,
     }

@@ -1,12 +1,11 @@
-//! Logs go to stderr, so that stdout carries results only.
+//! Sets up logging to stderr; stdout is for results only.
 
 use std::io;
 
 use anyhow::Context;
 use tracing_subscriber::EnvFilter;
 
-/// Starts logging. `RUST_LOG` decides what is shown; without it, `verbose` does: 0 shows
-/// warnings, 1 what happens, 2 details, 3 everything.
+/// Starts logging. `RUST_LOG` sets the level, or else `verbose`: 0 shows warnings, 1 events, 2 details, 3 everything.
 pub fn start(verbose: u8) -> anyhow::Result<()> {
     let filter = match std::env::var("RUST_LOG") {
         Ok(filter) if !filter.is_empty() => EnvFilter::try_new(&filter)

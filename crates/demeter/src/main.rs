@@ -1,7 +1,7 @@
-//! The `demeter` command: a thin shell over the library crates.
+//! The `demeter` command: a thin layer over the library crates.
 //!
-//! Each subcommand is a module with an `Args` to parse and a function to call. What goes wrong is
-//! said in one line, `error: what: why; hint`, with exit code 1; wrong usage ends with 2.
+//! Each subcommand is a module with an `Args` to parse and a function to call. An error is one line, `error: what: why;
+//! hint`, with exit code 1; wrong usage ends with 2.
 
 mod compare;
 mod dirty_log;
@@ -61,11 +61,11 @@ enum Command {
     Host(host::Args),
     /// Show the VMs of this host, or the processes of this guest, live
     Top(top::Args),
-    /// Check what works on this machine, and how to fix what does not
+    /// Check what works on this machine, and how to fix the rest
     Probe(probe::Args),
     /// Measure what dirty logging, as in a live migration, costs a guest on this host
     DirtyLog(dirty_log::Args),
-    /// Make the decisions of an agent's recording again, and compare them
+    /// Replay an agent's recording, and compare the decisions
     Replay(replay::Args),
     /// Run a scenario under several systems and compare them
     Run(run::Args),
@@ -81,7 +81,7 @@ enum Command {
     Systems(systems::Args),
     /// Predict from counters what direct segments would save a program
     Model(model::Args),
-    /// Record programs for the simulator, or look at such recordings
+    /// Record programs for the simulator, or inspect recordings
     Trace(trace::Args),
     /// Print a shell's completion script
     Completions(shell::CompletionsArgs),

@@ -1,4 +1,4 @@
-//! Values of the command line that are names of an enum.
+//! Parses command-line values that are names of an enum.
 
 use std::error::Error;
 use std::str::FromStr;
@@ -6,7 +6,7 @@ use std::str::FromStr;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use strum::VariantNames;
 
-/// Takes the names of `T`'s variants; `--help` and error messages list them.
+/// A parser of the names of `T`'s variants, which `--help` and error messages list.
 pub fn names<T>() -> impl TypedValueParser<Value = T>
 where
     T: FromStr<Err: Error + Send + Sync + 'static> + VariantNames + Clone + Send + Sync + 'static,

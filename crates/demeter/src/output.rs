@@ -1,19 +1,17 @@
-//! Writing to stdout and stderr without the panic that `println!` and `eprintln!` have for a reader that
-//! went away.
+//! Writes to stdout and stderr without panics when the reader is gone, unlike `println!` and `eprintln!`.
 
 use std::fmt;
 use std::io::{self, Write};
 
 use anyhow::Context;
 
-/// Whoever read our output wants no more of it. A command that gets this cleans up and passes it
-/// on; the exit code is 0.
+/// The reader of our output has closed it. The command cleans up and returns this error; the exit code is 0.
 #[derive(Debug)]
 pub struct ReaderGone;
 
 impl fmt::Display for ReaderGone {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("nobody reads standard output")
+        f.write_str("standard output is closed")
     }
 }
 
@@ -31,8 +29,7 @@ pub fn print(text: impl AsRef<[u8]>) -> anyhow::Result<()> {
     }
 }
 
-/// Tells a person at the terminal something, on standard error. That the terminal has gone stops
-/// nothing: what runs still has to clean up.
+/// Prints a line on stderr. A closed terminal is no error, because the command still has to clean up.
 pub fn say(line: impl fmt::Display) {
     let _ = writeln!(io::stderr(), "{line}");
 }

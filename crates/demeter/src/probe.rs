@@ -1,4 +1,4 @@
-//! `demeter probe`: what works on this machine.
+//! `demeter probe`: checks this machine.
 
 use std::fmt::Display;
 use std::path::Path;
@@ -7,9 +7,9 @@ use serde::Serialize;
 
 use crate::output;
 
-/// Says which node is fast, which trackers work here, and what stands in Demeter's way.
+/// Shows the fast nodes, the trackers that work here, and the problems that Demeter has on this machine.
 ///
-/// Changes nothing. The exit code is 1 where Demeter cannot work.
+/// Changes nothing. The exit code is 1 if Demeter cannot work.
 #[derive(clap::Args)]
 pub struct Args {
     /// Check this machine as a host of VMs without an agent (`manage = "history"`)
@@ -20,7 +20,7 @@ pub struct Args {
     json: bool,
 }
 
-/// Prints the report; the gravest problem, if Demeter cannot work, is the error.
+/// Prints the report. If Demeter cannot work, the gravest problem is the error.
 pub fn probe(args: &Args) -> anyhow::Result<()> {
     let root = Path::new("/");
     let problem = if args.host {

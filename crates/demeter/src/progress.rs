@@ -1,4 +1,4 @@
-//! Runs on the simulator, for people: what they may take, and on standard error how they come on.
+//! Limits and progress messages of simulated runs.
 
 use std::num::NonZeroUsize;
 use std::sync::atomic::AtomicBool;
@@ -11,13 +11,13 @@ use demeter_sim::{Event, Limits};
 
 use crate::output;
 
-/// A run that takes longer than this says how far it is, and again after this time.
+/// Interval of progress messages in long runs.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Options of commands that run much on the simulator.
+/// Options of commands with many simulated runs.
 #[derive(Debug, clap::Args)]
 pub struct Work {
-    /// Simulate N runs at a time; by default one for each core
+    /// Simulate N runs at a time [default: one per core]
     #[arg(long, value_name = "N")]
     jobs: Option<NonZeroUsize>,
     /// Stop after the first simulated run if all would take more than H hours
@@ -26,7 +26,7 @@ pub struct Work {
 }
 
 impl Work {
-    /// What they allow; `stop` ends all runs.
+    /// The limits; `stop` ends all runs.
     pub fn limits<'a>(&self, stop: &'a AtomicBool) -> Limits<'a> {
         let cores = || thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
         Limits {
@@ -37,20 +37,20 @@ impl Work {
     }
 }
 
-/// Shows a line for each run that is done, and in between how far a long one is; and how long all will take.
+/// Prints a line for each finished run, the progress of long runs, and the estimated total time.
 pub struct Progress {
     last: Mutex<Instant>,
 }
 
 impl Progress {
-    /// Nothing shown yet.
+    /// A progress without any output yet.
     pub fn new() -> Self {
         Self {
             last: Mutex::new(Instant::now()),
         }
     }
 
-    /// Shows what happened, if it is worth a line.
+    /// Prints an event, if it is worth a line.
     pub fn show(&self, event: Event<'_>) {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         match event {
@@ -98,7 +98,7 @@ impl Progress {
     }
 }
 
-/// The figures that tell most.
+/// The main figures.
 fn figures(result: &SystemResult) -> String {
     let mut text = match (result.elapsed_s, &result.speed) {
         (Some(s), _) => format!("done after {s:.1} s"),
@@ -114,7 +114,7 @@ fn figures(result: &SystemResult) -> String {
     text
 }
 
-/// A time as a person says it.
+/// A duration in words.
 fn spoken(time: Duration) -> String {
     let s = time.as_secs_f64();
     match s {

@@ -1,4 +1,4 @@
-//! `demeter replay`: a recording of an agent through the policy again.
+//! `demeter replay`: replays an agent's recording.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -13,13 +13,13 @@ use serde_json::{Value, json};
 
 use crate::output;
 
-/// Output is written when there is so much of it, bytes.
+/// Size of the output buffer, bytes.
 const OUTPUT_BYTES: usize = 1 << 16;
 
-/// Shows what an agent decided, and whether this version of the policy decides the same.
+/// Shows what an agent decided, and checks that this version of the policy decides the same.
 ///
-/// `demeter guest --record FILE` makes recordings. Each of its two files can be replayed by itself;
-/// FILE.1 is the older one. The exit code is 1 where a decision differs or the file is damaged.
+/// `demeter guest --record FILE` makes recordings. Each of its two files can be replayed by itself; FILE.1 is the older
+/// one. The exit code is 1 if a decision differs or the file is damaged.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -42,7 +42,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// Those of `demeter replay RECORDING --heat`.
+    /// The arguments of `demeter replay RECORDING --heat`.
     pub fn heat(recording: PathBuf) -> Self {
         Self {
             recording,
@@ -103,7 +103,7 @@ pub fn replay(args: &Args) -> Result<()> {
     }
 }
 
-/// At the end of an epoch, takes a look at how hot each process's memory is.
+/// Samples the heat of each process's memory at the end of an epoch.
 fn look(heats: &mut BTreeMap<Pid, AddressHeat>, decision: Decision<'_>, epoch_s: f64) {
     if !matches!(decision.request, Request::Sleep { .. }) {
         return;
@@ -118,7 +118,7 @@ fn look(heats: &mut BTreeMap<Pid, AddressHeat>, decision: Decision<'_>, epoch_s:
     }
 }
 
-/// What is drawn of a range.
+/// The drawn values of a range.
 pub fn heat_of(ranked: &RankedRange) -> HeatRange {
     HeatRange {
         start: ranked.range.start().0,
@@ -127,11 +127,11 @@ pub fn heat_of(ranked: &RankedRange) -> HeatRange {
     }
 }
 
-/// Text on its way to standard output, a piece at a time.
+/// Buffered text for standard output.
 #[derive(Default)]
 struct Output {
     text: String,
-    /// The first error; nothing is written any more.
+    /// The first error; further output is dropped.
     error: Option<anyhow::Error>,
 }
 
@@ -153,7 +153,7 @@ impl Output {
     }
 }
 
-/// What an epoch asked for, summed up.
+/// Sums of one epoch's requests.
 #[derive(Default)]
 struct Epoch {
     looked_up: usize,
@@ -169,7 +169,7 @@ struct Moved {
 }
 
 impl Epoch {
-    /// Adds a decision. The line of the epoch, when that is its last one.
+    /// Adds a decision. Returns the epoch's line with its last decision.
     fn add(&mut self, decision: Decision<'_>, all: bool) -> Option<String> {
         match decision.request {
             Request::LookUp { blocks, .. } => self.looked_up += blocks.len(),
@@ -251,7 +251,7 @@ fn line_of(decision: Decision<'_>) -> Value {
     line
 }
 
-/// The last line of JSON.
+/// The last line of JSON output.
 fn summary(replayed: &Replayed) -> Value {
     let divergence = replayed.divergence.as_ref().map(|d| {
         json!({
@@ -271,7 +271,7 @@ fn summary(replayed: &Replayed) -> Value {
     })
 }
 
-/// The same for people.
+/// The summary as text.
 fn as_text(replayed: &Replayed) -> String {
     let mut text = format!(
         "epochs {} to {}: {} decisions, {}\n",
@@ -297,7 +297,7 @@ fn as_text(replayed: &Replayed) -> String {
     text
 }
 
-/// As much of a decision as a line takes.
+/// A decision, shortened to a line.
 fn short(text: &str) -> String {
     const CHARS: usize = 120;
     match text.char_indices().nth(CHARS) {

@@ -1,4 +1,4 @@
-//! `demeter report`: a result file as a table, a page or a picture.
+//! `demeter report`: shows a result file as a table, a page or a picture.
 
 use std::path::PathBuf;
 
@@ -22,7 +22,7 @@ pub struct Args {
     svg: Option<PathBuf>,
 }
 
-/// Writes what was asked for and prints the table.
+/// Writes the requested files and prints the table.
 pub fn report(args: &Args) -> anyhow::Result<()> {
     let result = RunResult::load(&args.result)?;
     if let Some(file) = &args.html {
@@ -34,7 +34,7 @@ pub fn report(args: &Args) -> anyhow::Result<()> {
     output::print(demeter_report::table(&result))
 }
 
-/// The picture that stands for a result.
+/// The picture that fits the result.
 fn picture(args: &Args, result: &RunResult) -> anyhow::Result<String> {
     let of_cases = demeter_report::maps_svg(result).or_else(|| demeter_report::shares_svg(result));
     if let Some(picture) = of_cases {

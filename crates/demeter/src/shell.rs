@@ -1,5 +1,4 @@
-//! What packagers and shells want: completion scripts and manual pages, made from the command
-//! line's own definition.
+//! Completion scripts and manual pages, generated from the command line's definition.
 
 use std::path::PathBuf;
 
@@ -23,7 +22,7 @@ pub struct ManArgs {
 
 /// Prints the completion script of one shell.
 pub fn completions(args: &CompletionsArgs, command: &mut clap::Command) -> anyhow::Result<()> {
-    // Into memory first: the generator panics when its writer fails.
+    // Buffered, because the generator panics when its writer fails.
     let mut script = Vec::new();
     clap_complete::generate(args.shell, command, "demeter", &mut script);
     output::print(script)

@@ -1,4 +1,4 @@
-//! The signals that end a command, all on one path: Ctrl-C, SIGTERM, and the terminal that goes away.
+//! Handles the signals that end a command: SIGINT, SIGTERM and SIGHUP.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +8,7 @@ use anyhow::Context;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-/// Runs `end` at each of them, in a thread of its own.
+/// Runs `end` at each of these signals, in a thread of its own.
 pub fn on_end(mut end: impl FnMut() + Send + 'static) -> anyhow::Result<()> {
     let caught = || -> io::Result<Signals> {
         let mut signals = vec![SIGINT, SIGTERM];
@@ -26,7 +26,7 @@ pub fn on_end(mut end: impl FnMut() + Send + 'static) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A flag that they set.
+/// A flag that these signals set.
 pub fn stop_flag() -> anyhow::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stop);
@@ -35,9 +35,9 @@ pub fn stop_flag() -> anyhow::Result<Arc<AtomicBool>> {
 }
 
 fn is_ignored(signal: libc::c_int) -> io::Result<bool> {
-    // SAFETY: all zeros is a sigaction without a handler and without flags.
+    // SAFETY: all zeros is a sigaction without handler and flags.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-    // SAFETY: with null as the new action it only writes the present one, to where there is room.
+    // SAFETY: without a new action the call only writes the present one to our struct.
     if unsafe { libc::sigaction(signal, ptr::null(), &mut action) } != 0 {
         return Err(io::Error::last_os_error());
     }
@@ -53,7 +53,7 @@ mod tests {
     #[test]
     fn what_was_started_under_nohup_is_told_from_what_was_not() {
         assert!(!is_ignored(SIGUSR2).unwrap());
-        // SAFETY: it takes numbers only, and no other test has to do with this signal.
+        // SAFETY: takes numbers only, and no other test uses this signal.
         unsafe { libc::signal(SIGUSR2, libc::SIG_IGN) };
         assert!(is_ignored(SIGUSR2).unwrap());
     }

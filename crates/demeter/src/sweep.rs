@@ -1,4 +1,4 @@
-//! `demeter sweep`: a scenario over a grid of its parameters, on the simulator.
+//! `demeter sweep`: runs a scenario over a grid of its parameters on the simulator.
 
 use std::num::NonZeroU32;
 use std::path::PathBuf;
@@ -26,7 +26,7 @@ pub struct Args {
     /// Run only this system (see `demeter systems`); may be repeated
     #[arg(long = "system", value_name = "NAME", value_parser = systems::parser())]
     systems: Vec<System>,
-    /// Run each combination with N seeds, from the scenario's on
+    /// Run each combination with N seeds, counted up from the scenario's
     #[arg(long, value_name = "N", default_value = "1")]
     seeds: NonZeroU32,
     /// Write the table to this file instead of standard output
@@ -35,7 +35,7 @@ pub struct Args {
     /// Also write the table as a Parquet file
     #[arg(long, value_name = "FILE")]
     parquet: Option<PathBuf>,
-    /// Also write a result file, for `demeter report`; of several seeds it has the median run
+    /// Also write a result file, for `demeter report`; with several seeds it has the median run
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Also write a self-contained page: lines or bars over one parameter, heat maps over two

@@ -1,4 +1,4 @@
-//! `demeter systems`: the catalogue of systems, and the option that names one of them.
+//! `demeter systems`: lists the catalogue of systems; parses their names.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -44,7 +44,7 @@ fn table(rows: &[&Row]) -> String {
     line("system", "runs on", "source", "what it is") + &rows.collect::<String>()
 }
 
-/// The designs, and each result's published figures beside ours.
+/// The designs, and each result's published and measured figures.
 fn markdown(results: &[RunResult]) -> String {
     let published = || results.iter().flat_map(|result| &result.published);
     let mut page = String::from(
@@ -111,7 +111,7 @@ fn cells(p: &Published) -> [String; 6] {
     ]
 }
 
-/// Reads a system's name; `--help` then lists all of them.
+/// A parser of systems' names, which `--help` lists.
 pub fn parser() -> impl TypedValueParser<Value = System> {
     let values = System::ALL.iter().map(|system| {
         let row = system.row();

@@ -1,4 +1,4 @@
-//! `demeter tune`: the best settings of a rival for a scenario, found in the lab.
+//! `demeter tune`: searches for a rival's best settings in the lab.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::output;
 use crate::run;
 use crate::signals;
 
-/// Most minutes that a search may take.
+/// Longest search, minutes.
 const MINUTES_MAX: u64 = 24 * 60;
 
 /// Arguments of `demeter tune`.
@@ -25,10 +25,10 @@ pub struct Args {
     rival: System,
     /// Scenario file
     scenario: PathBuf,
-    /// Time limit, minutes; by default it ends when all knobs have been tried
+    /// Time limit, minutes [default: until all parameters have been tried]
     #[arg(long, value_name = "MINUTES", value_parser = clap::value_parser!(u64).range(1..=MINUTES_MAX))]
     time: Option<u64>,
-    /// Seconds of the timed phase instead of the scenario's
+    /// Length of the timed phase instead of the scenario's, seconds
     #[arg(long, value_name = "S")]
     duration: Option<u64>,
     /// Write all tried settings to this file, the best first
@@ -36,7 +36,7 @@ pub struct Args {
     json: Option<PathBuf>,
 }
 
-/// Searches and prints what was found.
+/// Searches, and prints the best settings.
 pub fn tune(args: Args) -> Result<()> {
     let mut scenario = Scenario::load(&args.scenario)?;
     scenario.duration_s = args.duration.unwrap_or(scenario.duration_s);
@@ -83,7 +83,7 @@ pub fn tune(args: Args) -> Result<()> {
     output::print(as_text(&result.systems[0], &settings)?)
 }
 
-/// What was tried, the best first, and the lines for a scenario.
+/// The tried settings, the best first, and the lines for a scenario.
 fn as_text(best: &SystemResult, settings: &Settings) -> Result<String> {
     let figure = |result: &SystemResult| match (result.elapsed_s, &result.speed) {
         (Some(s), _) => format!("{s:.1} s"),

@@ -1,4 +1,4 @@
-//! The page on the API has the routes of the code, and no others.
+//! Tests that the API page has exactly the code's routes.
 
 use std::collections::BTreeSet;
 use std::fs;

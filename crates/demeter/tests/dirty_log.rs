@@ -1,4 +1,4 @@
-//! `demeter dirty-log` as a person meets it: one line for whatever is wrong.
+//! Tests of `demeter dirty-log`: each error is one line.
 
 use std::process::Command;
 

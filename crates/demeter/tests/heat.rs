@@ -1,4 +1,4 @@
-//! `demeter guest heat` beside an agent that answers on its socket.
+//! Tests of `demeter guest heat` with an agent that answers on its socket.
 
 use std::process::Command;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -10,10 +10,10 @@ use demeter_guest::heat::{Heat, ProcessHeat, RangeHeat};
 use demeter_guest::server::Server;
 use demeter_guest::status::StatusCell;
 
-/// No test takes so long.
+/// Time limit of every test.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What an agent knows that looks after one process, the first MiB of which is hot.
+/// The answer of an agent with one process, the first MiB of which is hot.
 fn heat() -> Heat {
     let range = |mib: u64, samples| RangeHeat {
         start: mib << 20,
@@ -30,7 +30,7 @@ fn heat() -> Heat {
     }
 }
 
-/// Runs `demeter guest heat` with these arguments beside an agent; returns what it prints, and how often it looked.
+/// Runs `demeter guest heat` with a fake agent. Returns its output, and the number of requests.
 fn beside_an_agent(args: &[&str]) -> (String, usize) {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("guest.sock");
@@ -67,7 +67,7 @@ fn a_running_agents_heat_is_drawn() {
     let (picture, looks) = beside_an_agent(&[]);
     assert!(looks >= 1);
     assert!(picture.contains("process 4711"), "{picture}");
-    // The left half is as hot as can be, the right half cold.
+    // The left half is at maximum heat, the right half is cold.
     let line = format!("|{}{}|", "@".repeat(36), " ".repeat(36));
     let lines = picture.lines().filter(|text| text.contains(&line));
     assert!(lines.count() >= 1, "{picture}");

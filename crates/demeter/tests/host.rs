@@ -1,4 +1,4 @@
-//! `demeter host` as a person meets it: one line for whatever is wrong.
+//! Tests of `demeter host`: each error is one line.
 
 use std::path::Path;
 use std::process::{Command, Output};

@@ -1,5 +1,4 @@
-//! The metrics that there are, by what agent and controller really print: the page that documents
-//! them, and the rules and the dashboard that name them.
+//! Tests that documentation, rules and dashboard name the metrics that agent and controller export.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -20,7 +19,7 @@ const RULES: &str = "packaging/prometheus/demeter.rules.yml";
 const RULES_TEST: &str = "packaging/prometheus/demeter.test.yml";
 const DASHBOARD: &str = "packaging/grafana/demeter.json";
 
-/// Prometheus needs seconds to start; a busy machine, many.
+/// Prometheus needs seconds to start, or more on a busy machine.
 const SCRAPE_LIMIT: Duration = Duration::from_secs(120);
 
 fn root() -> PathBuf {
@@ -31,7 +30,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap_or_else(|e| panic!("{path}: {e}"))
 }
 
-/// What an agent prints that has something to say of everything.
+/// The metrics of an agent that has a value for each.
 fn guest() -> String {
     let cell = StatusCell::default();
     cell.update(|s| {
@@ -42,7 +41,7 @@ fn guest() -> String {
     cell.prometheus()
 }
 
-/// The same of a controller.
+/// The metrics of a controller that has a value for each.
 fn host() -> String {
     let vm = VmView {
         owned: Some(TierView::default()),
@@ -65,7 +64,7 @@ struct Metric {
     labels: BTreeSet<String>,
 }
 
-/// The metrics of a text in Prometheus' format, by the name that queries use.
+/// Parses Prometheus' text format to metrics by their names in queries.
 fn parse(text: &str) -> BTreeMap<String, Metric> {
     let mut families: BTreeMap<String, Metric> = BTreeMap::new();
     let mut found = BTreeMap::new();
@@ -109,7 +108,7 @@ fn parse(text: &str) -> BTreeMap<String, Metric> {
     found
 }
 
-/// All of both, by name.
+/// All metrics of both, by name.
 fn all() -> BTreeMap<String, Metric> {
     let mut all = parse(&guest());
     all.extend(parse(&host()));
@@ -158,7 +157,7 @@ fn the_page_has_the_metrics_that_are_printed() {
     );
 }
 
-/// The metrics of ours that a text names.
+/// Names of our metrics in a text.
 fn named(text: &str) -> BTreeSet<&str> {
     let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     let ours =
@@ -197,7 +196,7 @@ fn the_dashboard_is_one() {
     assert!(panels.len() > 5);
 }
 
-/// What the dashboard asks, as rules: Grafana's variables replaced by what they may stand for.
+/// The dashboard's queries as rules, with values for Grafana's variables.
 fn asked_by_the_dashboard() -> String {
     let dashboard: serde_json::Value = serde_json::from_str(&read(DASHBOARD)).unwrap();
     let panels = dashboard["panels"].as_array().unwrap().iter();
@@ -247,13 +246,13 @@ impl Drop for Child {
     }
 }
 
-/// A loopback address that nobody listens on just now.
+/// A free loopback address.
 fn free_address() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap()
 }
 
-/// What Prometheus answers to a query, while it can be asked at all.
+/// Prometheus' answer to a query, or `None` if it cannot be reached.
 fn query(prometheus: SocketAddr, query: &str) -> Option<serde_json::Value> {
     let mut stream = TcpStream::connect(prometheus).ok()?;
     let request = format!("GET /api/v1/query?query={query} HTTP/1.0\r\n\r\n");
@@ -278,7 +277,7 @@ fn prometheus_scrapes_a_running_controller() {
     fs::write(path("token"), "correct horse battery").unwrap();
     fs::set_permissions(path("token"), fs::Permissions::from_mode(0o600)).unwrap();
     let (controller, server) = (free_address(), free_address());
-    // Its VM does not run, which is a state to be scraped like any other.
+    // Its VM does not run, which must be exported, too.
     let config = format!(
         "socket = {:?}\nstate = {:?}\nlisten = \"{controller}\"\ntoken_file = {:?}\n\
          pool = {{ fast_mib = 100, slow_mib = 100 }}\n[vm.db]\nqmp = {:?}\nagent = {:?}\n\

@@ -1,4 +1,4 @@
-//! `demeter replay` on files: what agrees, what differs, and what is damaged.
+//! Tests of `demeter replay` with equal, different and damaged recordings.
 
 use std::fs;
 use std::path::Path;
@@ -8,8 +8,7 @@ use demeter_guest::recording::{Header, Recorded, RecordedTier, Recorder};
 use demeter_policy::engine::{ByHeat, Config, Engine, Input, Request};
 use demeter_policy::{ByteCount, Tuning};
 
-/// Records 20 epochs of an agent without processes that was really tuned to epochs of
-/// `epoch_ms`.
+/// Records 20 epochs of an agent without processes; the recording's epochs are `epoch_ms` long.
 fn record(path: &Path, epoch_ms: u64) {
     let tier = |(latency_ns, node)| RecordedTier {
         nodes: vec![node],
@@ -87,7 +86,7 @@ fn a_recording_is_replayed_for_people_and_for_programs() {
 fn a_decision_that_differs_is_told_and_fails() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("agent.rec");
-    // Four times as long between two refreshes, counted in epochs.
+    // Refreshes are four times as far apart, counted in epochs.
     record(&path, 125);
     let output = replay(&path, &[]);
     assert_eq!(output.status.code(), Some(1));

@@ -1,4 +1,4 @@
-//! `demeter report` and the command's manners, as a person or a script meets them.
+//! Tests of `demeter report` and of common behaviour of all commands.
 
 use std::fs;
 use std::path::Path;

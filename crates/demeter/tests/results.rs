@@ -1,8 +1,7 @@
-//! Figures in documents are those of stored results. `cargo xtask results` writes them.
+//! Tests that figures in documents are those of stored results. `cargo xtask results` writes them.
 //!
-//! A result is `results/NAME.json`: the command that made it, the commit, the machine, and the result file
-//! without its series, or what another command printed. A document has figures of it between a mark and
-//! `<!-- end -->`:
+//! A result is `results/NAME.json`: the command that made it, the commit, the machine, and the result file without its
+//! series, or another command's output. A document has its figures between a mark and `<!-- end -->`:
 //!
 //! - `<!-- result NAME [PART] -->`: a table, with command, commit and machine. PART is one of [`Part`].
 //! - `<!-- ratios NAME.. -->`: results of the same cases as one table of speeds, as multiples of none's.
@@ -31,7 +30,7 @@ const MARKS: [&str; 4] = ["result ", "ratios ", "times ", "command "];
 const START: &str = "<!-- ";
 const END: &str = "<!-- end -->";
 
-/// The largest that a stored result may be, bytes: what the tables of a folder of scenarios need, no more.
+/// Maximum size of a stored result, bytes: enough for the tables of a folder of scenarios.
 const BYTES_MAX: u64 = 96 << 10;
 
 /// `results/NAME.json`.
@@ -41,7 +40,7 @@ struct Stored {
     command: String,
     commit: String,
     machine: String,
-    /// A result file's content, or a string: what another command printed.
+    /// A result file's content, or another command's output as a string.
     result: Value,
 }
 
@@ -57,7 +56,7 @@ impl Stored {
         RunResult::from_json(&self.result.to_string()).map_err(|e| e.to_string())
     }
 
-    /// A table of it; empty where there is nothing to put in one.
+    /// A table of the result; empty if the result has none.
     fn table(&self, which: Part) -> Result<String, String> {
         match (&self.result, which) {
             (Value::String(printed), Part::Figures) => Ok(printed.clone()),
@@ -81,7 +80,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap_or_else(|e| panic!("{path}: {e}"))
 }
 
-/// The text of a mark.
+/// The text for a mark.
 fn content(mark: &str) -> Result<String, String> {
     let words: Vec<&str> = mark.split(' ').collect();
     match words[..] {
@@ -125,7 +124,7 @@ fn figure(mark: &str, name: &str, of: Of, system: &str, over: &str) -> Result<St
     Ok(format!("{times:.2}"))
 }
 
-/// A page with all that stands between its marks made anew.
+/// A page with new text for all of its marks.
 fn filled(page: &str) -> Result<String, String> {
     let mut text = String::new();
     let mut rest = page;
@@ -205,7 +204,7 @@ fn figures_are_those_of_the_stored_results() {
             std::env::var_os("DEMETER_WRITE_DOCS").is_some(),
             "{path} is out of date: run `cargo xtask results`"
         );
-        // Another test reads the page meanwhile: the new one takes its name when it is whole.
+        // Another test reads the page meanwhile, so the new file is renamed when complete.
         let new = root().join(format!("{path}.new"));
         fs::write(&new, text).unwrap();
         fs::rename(new, root().join(path)).unwrap();

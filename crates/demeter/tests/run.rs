@@ -1,4 +1,4 @@
-//! `demeter run` on an emulator that hangs: whoever ends the command ends the VM too.
+//! Tests that ending `demeter run` also ends a hanging emulator.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -8,12 +8,12 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// Longest wait for a process to go away.
+/// Longest wait for the end of a process.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A command that has booted its VM, which then hangs.
+/// A command whose booted VM hangs.
 struct Hanging {
-    /// Where the command keeps its temporary files.
+    /// The command's temporary directory.
     temporary: PathBuf,
     vm_pid: String,
     command: Child,
@@ -28,8 +28,7 @@ impl Hanging {
         fs::create_dir(&programs).unwrap();
         fs::create_dir(&temporary).unwrap();
         let demeter = programs.join("demeter");
-        // A child of another test would inherit the copy while it is open to write, and nobody can
-        // execute it then.
+        // A child of another test would inherit the copy while it is open for writing, and then it cannot be executed.
         static STARTS: Mutex<()> = Mutex::new(());
         let start = STARTS.lock().unwrap();
         fs::copy(env!("CARGO_BIN_EXE_demeter"), &demeter).unwrap();
@@ -54,7 +53,7 @@ impl Hanging {
         .unwrap();
         fs::set_permissions(&qemu, fs::Permissions::from_mode(0o755)).unwrap();
         let scenarios = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios");
-        // A test runner that was started by nohup ignores SIGHUP, and so would what it starts.
+        // A test runner under nohup ignores SIGHUP, and its children would, too.
         let mut command = Command::new("env")
             .arg("--default-signal=HUP")
             .arg(demeter)
@@ -101,7 +100,7 @@ impl Hanging {
     }
 }
 
-/// Whether the process is there and more than a zombie that nobody has collected yet.
+/// Whether the process exists and is no zombie.
 fn is_running(process: &Path) -> bool {
     fs::read_to_string(process.join("stat")).is_ok_and(|stat| {
         !stat

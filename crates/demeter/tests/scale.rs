@@ -1,5 +1,6 @@
-//! Small cases of the scale suite: what an agent gains at several sizes, and that it leaves alone what it
-//! cannot help. Each takes seconds; `make test-long` runs the whole suite under all systems.
+//! Small cases of the scale suite: an agent's benefit at several sizes, and the absence of harm.
+//!
+//! Each takes seconds; `make test-long` runs the whole suite under all systems.
 
 use std::path::Path;
 use std::process::Command;
@@ -19,11 +20,11 @@ enum Expected {
     OfOracle(f64, f64),
     /// At least these multiples of the speed under `none`.
     OfNone(f64, f64),
-    /// As fast as under `none`, and hardly anything moved.
+    /// As fast as under `none`, with almost no moves.
     Still,
 }
 
-/// The most that is moved of memory that is used evenly, MiB: a first trial.
+/// Maximum amount moved of memory with uniform accesses, MiB: one trial.
 const STILL_MIB: u64 = 100;
 
 use Expected::{OfNone, OfOracle, Still};
@@ -51,7 +52,7 @@ const fn case(scenario: &'static str, duration_s: u64, expected: Expected) -> Ca
     }
 }
 
-/// A scenario that runs the case under as few systems as tell what is expected.
+/// A scenario that runs the case under only the necessary systems.
 fn text(case: &Case) -> String {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios/scale");
     let file = folder.join(format!("{}.toml", case.scenario));

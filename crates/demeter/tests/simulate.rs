@@ -1,4 +1,4 @@
-//! `demeter run --on sim`: from a scenario to a result file.
+//! Tests of `demeter run --on sim`: from a scenario to a result file.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 
 use demeter_outcome::RunResult;
 
-/// The smallest scenario that we ship, at a scale that takes no time.
+/// The smallest shipped scenario, at a scale that takes no time.
 fn scenario(folder: &Path) -> PathBuf {
     scaled(folder, 6)
 }

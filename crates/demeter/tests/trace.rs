@@ -1,4 +1,4 @@
-//! `demeter trace` on files: what is whole is told, what is not is named with its offset.
+//! Tests of `demeter trace`: complete files are described, damaged ones reported with the offset.
 
 use std::fs;
 use std::path::Path;

@@ -1,10 +1,10 @@
-//! The units that the packages install are no more exposed than their work needs.
+//! Tests that the packages' systemd units have no unnecessary rights.
 
 use std::io::ErrorKind;
 use std::path::Path;
 use std::process::Command;
 
-/// The most that `systemd-analyze security` may say, in tenths.
+/// Maximum exposure by `systemd-analyze security`, in tenths.
 const EXPOSURE_MAX: u32 = 25;
 
 #[test]

@@ -1,11 +1,11 @@
-//! The page on upgrading has the versions of the code.
+//! Tests that the upgrade page has the code's versions.
 
 use std::fs;
 use std::path::Path;
 
 const PAGE: &str = "docs/src/upgrade.md";
 
-/// First cell of a row, the source that has the version, and what stands before it there.
+/// First cell of a row, the source with the version, and the text before it there.
 const VERSIONS: [(&str, &str, &str); 5] = [
     (
         "result files",
@@ -39,7 +39,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(root.join(path)).unwrap_or_else(|e| panic!("{path}: {e}"))
 }
 
-/// The number behind `before` in a source.
+/// The number after `before` in a source.
 fn version<'a>(source: &'a str, before: &str) -> Option<&'a str> {
     let (_, rest) = source.split_once(before)?;
     rest.split(|c: char| !c.is_ascii_digit()).next()

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use crate::settings::SettingsError;
 
-/// Why nothing was measured.
+/// An error that prevents a measurement.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The host has no KVM.
@@ -14,42 +14,42 @@ pub enum Error {
         .0.display()
     )]
     NoKvm(PathBuf),
-    /// We may not use it.
+    /// KVM may not be opened.
     #[error("{} may not be opened: run as root or as a member of the group kvm", .0.display())]
     Denied(PathBuf),
-    /// The kernel lacks what a setting needs.
+    /// KVM lacks a capability that a setting needs.
     #[error("KVM of this kernel has no {what}: {hint}")]
     Absent {
         /// The capability.
         what: &'static str,
-        /// What to do instead.
+        /// The alternative.
         hint: &'static str,
     },
-    /// What was asked for contradicts itself.
+    /// The settings contradict each other.
     #[error(transparent)]
     Settings(#[from] SettingsError),
-    /// Too few huge pages are set aside.
+    /// Too few huge pages are reserved.
     #[error(
         "backing {backing} takes {needed} free huge pages of {size_kib} KiB, and there are {free}: \
          echo {} > /sys/kernel/mm/hugepages/hugepages-{size_kib}kB/nr_hugepages, or take another --backing",
         needed + total - free
     )]
     HugePages {
-        /// The backing that was asked for.
+        /// The requested backing.
         backing: crate::Backing,
-        /// Size of each.
+        /// Size of a huge page, KiB.
         size_kib: u64,
-        /// How many it takes.
+        /// Number of pages needed.
         needed: u64,
-        /// How many nobody uses.
+        /// Number of free pages.
         free: u64,
-        /// How many are set aside in all.
+        /// Number of reserved pages.
         total: u64,
     },
     /// Neither the kernel nor the CPU has huge pages of this size.
     #[error("this host has no huge pages of {size_kib} KiB: take another --backing")]
     NoHugePages {
-        /// Size of each.
+        /// Size of a huge page, KiB.
         size_kib: u64,
     },
     /// The host would run out of memory.
@@ -57,50 +57,50 @@ pub enum Error {
         "{needed_mib} MiB of memory are needed, and {available_mib} MiB are available: lower --vcpus or --slice-mib"
     )]
     Memory {
-        /// What all slices take.
+        /// Memory of all slices.
         needed_mib: u64,
-        /// What the kernel holds for available.
+        /// Available memory, according to the kernel.
         available_mib: u64,
     },
-    /// A call failed that should not.
+    /// A system call failed.
     #[error("cannot {what}: {source}")]
     Call {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// KVM opens, but it cannot run even our few instructions.
+    /// KVM opens, but cannot run the guest's few instructions.
     #[error(
         "KVM cannot run the guest of this measurement: virtual CPU {vcpu} ended with {reason}; \
          run it on a host with hardware virtualization"
     )]
     Exit {
-        /// Which one.
+        /// Number of the virtual CPU.
         vcpu: u32,
         /// KVM's reason.
         reason: String,
     },
-    /// The virtual CPUs do not come on.
+    /// The virtual CPUs make no progress.
     #[error(
         "after {limit_s} s the virtual CPUs had not swept their slices {doing}: raise --pass-limit-s, or lower --slice-mib"
     )]
     Slow {
-        /// The bound.
+        /// The time limit.
         limit_s: f64,
-        /// In what part of the measurement.
+        /// The part of the measurement.
         doing: &'static str,
     },
-    /// A virtual CPU does not end though its guest was told to.
+    /// A virtual CPU does not stop on request.
     #[error("a virtual CPU does not stop within {0} s; it ends with this process")]
     Stuck(u64),
-    /// Whoever started us wants no more of it.
+    /// The caller has aborted the measurement.
     #[error("interrupted")]
     Interrupted,
 }
 
 impl Error {
-    /// What a call of the system said last.
+    /// The error of the last system call.
     pub(crate) fn last(what: &'static str) -> Self {
         Self::Call {
             what,
@@ -108,7 +108,7 @@ impl Error {
         }
     }
 
-    /// What a call of KVM said.
+    /// The error of a KVM call.
     pub(crate) fn kvm(what: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> Self {
         move |error| Self::Call {
             what,

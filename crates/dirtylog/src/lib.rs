@@ -1,22 +1,20 @@
-//! What dirty logging costs a guest on this host, and which settings help.
+//! Measures the cost of KVM's dirty logging on this host, and finds good settings.
 //!
 //! # Problem
-//! A live migration has KVM log which pages the guest writes. Logging takes the guest's right to write to
-//! pages away, splits its huge pages, and takes the right away again with each pass. How long the guest
-//! stands still depends on the processor, the kernel, the size of pages and how the log is read; a model
-//! does not replace looking.
+//! For a live migration, KVM logs the pages that the guest writes. Logging write-protects pages, splits huge pages, and
+//! write-protects again in each pass. The guest's delay depends on the processor, the kernel, the page size and the way
+//! the log is read, so it must be measured.
 //!
 //! # Approach
-//! A VM of our own through `/dev/kvm`, with no VMM beside it: virtual CPUs sweep slices of memory and store
-//! to each page, or to one in so many (`guest`). Each counts its stores and its longest wait in memory
-//! that is not logged. After a while logging is switched on, and the log is read as a migration does
-//! ([`run`]). KVM's counters (`stats`) tell faults and how much is still mapped by huge pages.
-//! [`sweep`] tries settings in turn and recommends one.
+//! A VM of our own through `/dev/kvm`, without a VMM. Virtual CPUs sweep slices of memory and store to each page, or to
+//! one in several (`guest`). Each counts its stores and its longest wait in memory that is not logged. After a warm-up
+//! logging is enabled, and the log is read as a migration reads it ([`run`]). KVM's counters (`stats`) show faults and
+//! the rest of huge pages. [`sweep`] tries several settings and recommends one.
 //!
 //! # Properties
-//! - A pass ends only when each virtual CPU has swept its slice since the pass began, so each page that it
-//!   stores to is dirty and has faulted as often as it lost the right to be written.
-//! - Nothing stays behind: memory, VM and threads end with the measurement, whatever ends it.
+//! - A pass ends only after each virtual CPU has swept its slice. So each page that it stores to is dirty, and has
+//!   faulted once per write protection.
+//! - Nothing remains: memory, VM and threads end with the measurement, however it ends.
 //! - Every wait has a bound ([`Settings::pass_limit_s`], [`STOP_LIMIT`]).
 
 mod error;

@@ -1,4 +1,4 @@
-//! A VM of KVM with nothing in it but our program: made, logged, read, cleared, stopped.
+//! A minimal KVM virtual machine that runs only our program.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -23,7 +23,7 @@ use crate::offer::Offer;
 use crate::settings::{Backing, PAGE_BYTES, Protect, Settings};
 use crate::stats::{Counters, Stats};
 
-/// `_IOWR(KVMIO, 0xc0, struct kvm_clear_dirty_log)`, of 24 bytes.
+/// `_IOWR(KVMIO, 0xc0, struct kvm_clear_dirty_log)`, with 24 bytes.
 const KVM_CLEAR_DIRTY_LOG: libc::Ioctl = 0xC018_AEC0_u32 as libc::Ioctl;
 const SYSTEM_SLOT: u32 = 0;
 const LOGGED_SLOT: u32 = 1;
@@ -41,27 +41,27 @@ pub fn open(root: &Path) -> Result<Kvm, Error> {
     })
 }
 
-/// What virtual CPUs, sampler and measurement share.
+/// State shared by virtual CPUs, sampler and measurement.
 pub struct Machine {
     vm: VmFd,
     system: Memory,
     logged: Memory,
     vcpus: u32,
     protect: Protect,
-    /// The first virtual CPU that ended though it was not told to, and why.
+    /// The first virtual CPU that ended unexpectedly, with the reason.
     failed: Mutex<Option<(u32, String)>>,
     clock_khz: u64,
     stats: Vec<Stats>,
 }
 
-/// A machine whose virtual CPUs run until this is dropped.
+/// A machine whose virtual CPUs run until this value is dropped.
 pub struct Running {
     machine: Arc<Machine>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Running {
-    /// Makes the machine, and has its virtual CPUs run. `filled` hears how much of its memory is there.
+    /// Creates the machine and starts its virtual CPUs. `filled` gets the filled share of its memory.
     pub fn start(
         kvm: &Kvm,
         offer: &Offer,
@@ -120,7 +120,7 @@ impl Running {
         Ok(running)
     }
 
-    /// What all of them share.
+    /// The shared state.
     pub fn machine(&self) -> &Arc<Machine> {
         &self.machine
     }
@@ -136,7 +136,7 @@ impl Running {
             thread::sleep(Duration::from_millis(1));
         }
         for thread in self.threads.drain(..) {
-            // A panic of its own has been told by then.
+            // A panic was reported already.
             let _ = thread.join();
         }
         self.machine.check()
@@ -144,13 +144,13 @@ impl Running {
 }
 
 impl Drop for Running {
-    /// They end at their next store; whoever is last unmaps the memory.
+    /// The virtual CPUs end at their next store; the last one unmaps the memory.
     fn drop(&mut self) {
         self.machine.tell_to_stop();
     }
 }
 
-/// Has KVM work as the settings want, before there is memory.
+/// Enables the capabilities that the settings need, before memory is added.
 fn enable(vm: &VmFd, settings: &Settings) -> Result<(), Error> {
     let manual = match settings.protect {
         Protect::Get => None,
@@ -187,22 +187,22 @@ fn set_slot(vm: &VmFd, slot: u32, at: u64, memory: &Memory, flags: u32) -> Resul
         memory_size: memory.bytes(),
         userspace_addr: memory.address(),
     };
-    // SAFETY: the memory is mapped as long as `Machine` lives, which owns the VM too; the guest may write
-    // it, and we reach it by atomics only.
+    // SAFETY: the memory stays mapped while `Machine` lives, which owns the VM, too. The guest may write it, and we
+    // access it by atomics only.
     unsafe { vm.set_user_memory_region(region) }.map_err(Error::kvm("give the guest memory"))
 }
 
 impl Machine {
-    /// What the thread of a virtual CPU does.
+    /// Main loop of a virtual CPU's thread.
     fn run(&self, number: u32, mut vcpu: VcpuFd) {
         let reason = loop {
             match vcpu.run() {
                 Ok(exit) if guest::has_stopped(&exit) && self.is_to_stop(number) => return,
-                // A signal for this process, or for the thread of somebody who debugs it.
+                // A signal for this process, or a debugger stopped the thread.
                 Ok(VcpuExit::Intr) => {}
                 Ok(exit) => break format!("{exit:?}"),
                 Err(error) if [libc::EINTR, libc::EAGAIN].contains(&error.errno()) => {
-                    // The program is not reached where KVM cannot run it.
+                    // If KVM cannot run the program, it makes no progress.
                     if self.is_to_stop(number) {
                         return;
                     }
@@ -228,7 +228,7 @@ impl Machine {
         self.system.word(guest::words_at(vcpu) + word)
     }
 
-    /// Whether all virtual CPUs run.
+    /// Checks that all virtual CPUs run.
     pub fn check(&self) -> Result<(), Error> {
         let failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
         match &*failed {
@@ -240,20 +240,20 @@ impl Machine {
         }
     }
 
-    /// Stores of each virtual CPU so far.
+    /// Number of stores of each virtual CPU so far.
     pub fn stores(&self) -> impl Iterator<Item = u64> {
         (0..self.vcpus).map(|vcpu| self.word(vcpu, word::STORES).load(Ordering::Relaxed))
     }
 
-    /// The longest time between two stores of a virtual CPU since the last call, in microseconds.
+    /// The longest time between two stores of a virtual CPU since the last call, microseconds.
     pub fn take_worst_wait_us(&self) -> f64 {
-        // The guest may write back a longer wait that it had just compared: it shows up then, once more.
+        // The guest may write back a longer wait that it has just compared. It then counts once more.
         let waits =
             (0..self.vcpus).map(|vcpu| self.word(vcpu, word::WAIT).swap(0, Ordering::Relaxed));
         waits.max().unwrap_or(0) as f64 * 1000.0 / self.clock_khz as f64
     }
 
-    /// KVM's counters, those of all virtual CPUs added up.
+    /// KVM's counters, summed over virtual CPUs.
     pub fn counters(&self) -> Counters {
         let mut totals = Counters::new();
         for stats in &self.stats {
@@ -262,7 +262,7 @@ impl Machine {
         totals
     }
 
-    /// Switches logging on or off.
+    /// Enables or disables logging.
     pub fn log(&self, on: bool) -> Result<(), Error> {
         let flags = if on { KVM_MEM_LOG_DIRTY_PAGES } else { 0 };
         set_slot(&self.vm, LOGGED_SLOT, LOGGED_AT, &self.logged, flags)
@@ -275,7 +275,7 @@ impl Machine {
             .map_err(Error::kvm("read the log of dirty pages"))
     }
 
-    /// Clears the pages of a part of the log that `bitmap`, of all of it, holds for dirty.
+    /// Clears the dirty pages of a part of the log; `bitmap` covers the whole log.
     pub fn clear_log(&self, bitmap: &mut [u64], first: u64, pages: u32) -> Result<(), Error> {
         assert!(self.protect != Protect::Get, "reading has cleared it");
         assert!(
@@ -291,8 +291,7 @@ impl Machine {
                 dirty_bitmap: words.as_mut_ptr().cast(),
             },
         };
-        // SAFETY: the kernel reads a bit for each of `pages` pages, for which `words` has room; both outlive
-        // the call.
+        // SAFETY: the kernel reads a bit for each of `pages` pages, which `words` contains; both outlive the call.
         match unsafe { libc::ioctl(self.vm.as_raw_fd(), KVM_CLEAR_DIRTY_LOG, &raw mut clear) } {
             0 => Ok(()),
             _ => Err(Error::last("clear the log of dirty pages")),

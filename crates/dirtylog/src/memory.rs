@@ -1,4 +1,4 @@
-//! Memory of the guest: mapped, aligned, filled, and unmapped with its owner.
+//! Guest memory: mapped, aligned, filled, and unmapped on drop.
 
 use std::fs;
 use std::path::Path;
@@ -8,36 +8,36 @@ use std::sync::atomic::AtomicU64;
 use crate::error::Error;
 use crate::settings::{BLOCK_BYTES, Backing};
 
-/// Filled at a time, so that whoever waits can be told and can stop it.
+/// Size of a step when filling memory, so that the caller can show progress and stop it.
 const FILL_BYTES: usize = 64 << 20;
 
-/// Memory of our own that a guest may write at any time: it is read by atomics only.
+/// Memory of this process that a guest may write at any time; read by atomics only.
 #[derive(Debug)]
 pub struct Memory {
     mapped: NonNull<u8>,
     mapped_bytes: usize,
-    /// Where what is used begins, aligned to a block at least.
+    /// Start of the used part, aligned to a block at least.
     begin: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: it owns the mapping, which belongs to no thread.
+// SAFETY: this value owns the mapping, which belongs to no thread.
 unsafe impl Send for Memory {}
-// SAFETY: through a shared reference its memory is reached by atomics, or by the kernel.
+// SAFETY: shared references access the memory by atomics, or the kernel does.
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// Maps memory; `bytes` are whole pages of the backing.
+    /// Maps memory; `bytes` is a multiple of the backing's page size.
     pub fn map(bytes: u64, backing: Backing) -> Result<Self, Error> {
         let bytes = bytes as usize;
         let mut flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let mut mapped_bytes = bytes + BLOCK_BYTES as usize;
         if let Some(page) = backing.hugetlb_bytes() {
             flags |= libc::MAP_HUGETLB | (page.trailing_zeros() as i32) << libc::MAP_HUGE_SHIFT;
-            // The kernel aligns these itself.
+            // The kernel aligns hugetlb mappings itself.
             mapped_bytes = bytes;
         }
-        // SAFETY: a new mapping at a place that the kernel chooses touches nothing that is there.
+        // SAFETY: a new mapping at an address that the kernel chooses overlaps nothing.
         let mapped = unsafe {
             let access = libc::PROT_READ | libc::PROT_WRITE;
             libc::mmap(ptr::null_mut(), mapped_bytes, access, flags, -1, 0)
@@ -55,7 +55,7 @@ impl Memory {
         let memory = Self {
             mapped,
             mapped_bytes,
-            // SAFETY: one block more was mapped than is used, and less than one is skipped.
+            // SAFETY: one block more than needed was mapped, and less than one is skipped.
             begin: unsafe { mapped.add(skipped) },
             bytes,
         };
@@ -65,14 +65,14 @@ impl Memory {
             Backing::Huge2M | Backing::Huge1G => None,
         };
         if let Some(advice) = advice {
-            // A kernel without transparent huge pages refuses, and has none: what was asked for, or
-            // what the report then shows.
+            // A kernel without transparent huge pages returns an error. The memory then has base pages, as requested or
+            // as the report shows.
             let _ = memory.advise(0, bytes, advice);
         }
         Ok(memory)
     }
 
-    /// Fills it page by page. `on` hears the share that is done, and may stop it.
+    /// Fills the memory page by page. `on` gets the filled share, and can stop it.
     pub fn fill(&self, on: &dyn Fn(f64) -> Result<(), Error>) -> Result<(), Error> {
         for from in (0..self.bytes).step_by(FILL_BYTES) {
             on(from as f64 / self.bytes as f64)?;
@@ -85,13 +85,12 @@ impl Memory {
 
     fn advise(&self, from: usize, bytes: usize, advice: libc::c_int) -> Result<(), ()> {
         assert!(from + bytes <= self.bytes);
-        // SAFETY: the range lies within the mapping, which is ours, and none of these advices drops
-        // what it holds.
+        // SAFETY: the range is within our mapping, and none of these advices discards its contents.
         let done = unsafe { libc::madvise(self.begin.add(from).as_ptr().cast(), bytes, advice) };
         if done == 0 { Ok(()) } else { Err(()) }
     }
 
-    /// Where it begins, for the kernel.
+    /// Start address, for the kernel.
     pub fn address(&self) -> u64 {
         self.begin.as_ptr() as u64
     }
@@ -101,20 +100,19 @@ impl Memory {
         self.bytes as u64
     }
 
-    /// A word of it, `offset` bytes from its begin.
+    /// The word `offset` bytes from the start.
     pub fn word(&self, offset: u64) -> &AtomicU64 {
         let offset = offset as usize;
         assert!(offset.is_multiple_of(8) && offset + 8 <= self.bytes);
-        // SAFETY: it lies within the mapping, is aligned, lives as long as `self`, and is reached by
-        // atomics only.
+        // SAFETY: the word is within the mapping, aligned, lives as long as `self`, and is accessed by atomics only.
         unsafe { &*self.begin.add(offset).as_ptr().cast::<AtomicU64>() }
     }
 
-    /// Copies bytes into it, before a guest runs.
+    /// Copies bytes into the memory, before a guest runs.
     pub fn write(&mut self, offset: u64, bytes: &[u8]) {
         let offset = offset as usize;
         assert!(offset + bytes.len() <= self.bytes);
-        // SAFETY: the target lies within the mapping, is ours alone (`&mut`), and overlaps nothing.
+        // SAFETY: the target is within the mapping, exclusively ours (`&mut`), and overlaps nothing.
         unsafe {
             self.begin
                 .add(offset)
@@ -125,17 +123,17 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: it was mapped by `map`, with this size, and nobody has a reference to it any more.
+        // SAFETY: `map` has mapped it with this size, and no reference to it remains.
         unsafe { libc::munmap(self.mapped.as_ptr().cast(), self.mapped_bytes) };
     }
 }
 
-/// Whether the host whose /proc and /sys lie below `root` has this much.
+/// Checks that the host below `root` (its /proc and /sys) has this much memory.
 pub fn is_there(root: &Path, bytes: u64, backing: Backing) -> Result<(), Error> {
     let Some(page) = backing.hugetlb_bytes() else {
         let available_mib = available_mib(root).unwrap_or(u64::MAX);
         let needed_mib = bytes >> 20;
-        // What logging itself takes, tables and bitmaps, is a hundredth at the most.
+        // Logging itself needs at most one percent for tables and bitmaps.
         if needed_mib + needed_mib / 64 >= available_mib {
             return Err(Error::Memory {
                 needed_mib,
@@ -156,7 +154,7 @@ pub fn is_there(root: &Path, bytes: u64, backing: Backing) -> Result<(), Error> 
     let (Some(total), Some(free)) = (number("nr_hugepages"), number("free_hugepages")) else {
         return Err(Error::NoHugePages { size_kib });
     };
-    // Those that others have reserved and not touched yet count as free.
+    // Pages that others have reserved but not touched count as free.
     let free = free.saturating_sub(number("resv_hugepages").unwrap_or(0));
     let needed = bytes / page;
     match needed <= free {
@@ -225,7 +223,7 @@ mod tests {
     fn a_host_with_too_little_memory_is_left_alone() {
         let root = tempfile::tempdir().unwrap();
         let there = |mib: u64| is_there(root.path(), mib << 20, Backing::Base);
-        // A host that does not tell is tried.
+        // If the host does not report its memory, the attempt is allowed.
         assert!(there(1 << 10).is_ok());
         fs::create_dir_all(root.path().join("proc")).unwrap();
         let meminfo = "MemTotal:  4096000 kB\nMemAvailable:    1024000 kB\n";

@@ -1,4 +1,4 @@
-//! What KVM of this kernel offers for dirty logging.
+//! KVM's capabilities for dirty logging on this kernel.
 
 use std::fs;
 use std::path::Path;
@@ -14,47 +14,47 @@ use serde::Serialize;
 use crate::error::Error;
 use crate::settings::{Protect, Settings};
 
-/// How huge pages are split before their parts lose the right to be written.
+/// How huge pages are split before their parts are write-protected.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "kind")]
 pub enum EagerSplit {
-    /// x86: the parameter `eager_page_split` of the module kvm, for all VMs.
+    /// x86: by the parameter `eager_page_split` of the module kvm, for all VMs.
     Parameter {
         /// Whether it is on.
         on: bool,
     },
-    /// Arm: a chunk's size for each VM, one of these.
+    /// Arm: by a chunk size per VM, one of these.
     Chunk {
         /// KiB.
         sizes_kib: Vec<u64>,
     },
-    /// There is none, or it is not told.
+    /// Not supported, or unknown.
     Unknown,
 }
 
-/// What there is.
+/// The capabilities of the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Offer {
     /// The kernel's release.
     pub kernel: String,
-    /// The log can be cleared part by part, apart from reading it.
+    /// The log can be cleared in parts, separately from reading it.
     pub manual: bool,
-    /// The log can begin with all pages in it.
+    /// The log can start with all pages in it.
     pub initially_set: bool,
-    /// Eager splitting.
+    /// Eager splitting of huge pages.
     pub eager_split: EagerSplit,
-    /// The CPU writes a log of pages itself (Intel's PML): no faults but to split.
+    /// The CPU itself logs written pages (Intel's PML), so that only splits fault.
     pub pml: Option<bool>,
-    /// There is a log of pages in a ring for each virtual CPU.
+    /// Each virtual CPU can have a ring of dirty pages.
     pub ring: bool,
     /// KVM's counters can be read.
     pub counters: bool,
-    /// Virtual CPUs at the most.
+    /// Maximum number of virtual CPUs.
     pub vcpus_max: usize,
 }
 
 impl Offer {
-    /// Asks KVM, and the modules' parameters below `root`.
+    /// Reads KVM's capabilities, and the modules' parameters below `root`.
     pub(crate) fn ask(kvm: &Kvm, root: &Path) -> Self {
         let bits = |cap: u32| kvm.check_extension_raw(cap.into()).max(0) as u32;
         let manual = bits(KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2);
@@ -62,7 +62,8 @@ impl Offer {
             let text = fs::read_to_string(root.join("sys/module").join(path)).ok()?;
             Some(matches!(text.trim(), "Y" | "1"))
         };
-        // KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE tells what a VM is set to, so nothing here; the sizes came with it.
+        // KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE returns a VM's present setting, so it is no use here. The list of sizes
+        // was added at the same time.
         let sizes = bits(KVM_CAP_ARM_SUPPORTED_BLOCK_SIZES);
         let eager_split = if sizes > 0 {
             let sizes = (0..32).filter(|bit| sizes >> bit & 1 == 1);
@@ -88,7 +89,7 @@ impl Offer {
         }
     }
 
-    /// The way to protect pages that costs least when logging is switched on, of those that there are.
+    /// The available write protection that costs least when logging is enabled.
     pub fn gentlest(&self) -> Protect {
         match (self.initially_set, self.manual) {
             (true, _) => Protect::InitiallySet,
@@ -97,10 +98,10 @@ impl Offer {
         }
     }
 
-    /// Whether these settings can be had here.
+    /// Checks that the host supports these settings.
     ///
     /// # Errors
-    /// The first that is lacking.
+    /// The first missing capability.
     pub fn allows(&self, settings: &Settings) -> Result<(), Error> {
         let absent = |what, hint| Err(Error::Absent { what, hint });
         match settings.protect {
@@ -127,7 +128,7 @@ impl Offer {
             );
         }
         if settings.vcpus as usize > self.vcpus_max {
-            return absent("room for so many virtual CPUs", "lower --vcpus");
+            return absent("support for so many virtual CPUs", "lower --vcpus");
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! What came of a measurement, and how a person reads it.
+//! The result of a measurement, and its text.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -9,57 +9,57 @@ use crate::samples::{Sample, merged};
 use crate::settings::{BLOCK_BYTES, Settings};
 use crate::stats::Counters;
 
-/// Columns of the drawing.
+/// Width of the drawing, characters.
 const COLUMNS: usize = 72;
 
 /// One measurement.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
-    /// What was measured.
+    /// The settings.
     pub settings: Settings,
-    /// On which kernel.
+    /// The kernel's capabilities.
     pub offer: Offer,
-    /// Pages that the guest writes in each sweep.
+    /// Number of pages that the guest writes in each sweep.
     pub pages_written: u64,
-    /// What was done, in order.
+    /// The steps, in order.
     pub steps: Vec<Step>,
-    /// Speed from switching logging on to the end of the last pass, over that before.
+    /// Speed from enabling logging to the end of the last pass, divided by the speed before.
     pub speed_kept: f64,
-    /// The longest that a virtual CPU waited between two stores in that time, in microseconds.
+    /// The longest wait of a virtual CPU between two stores in that time, microseconds.
     pub worst_wait_us: f64,
     /// The guest's speed over time.
     pub samples: Vec<Sample>,
 }
 
-/// A part of a measurement.
+/// A step of a measurement.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Step {
-    /// What was done.
+    /// The kind of step.
     pub what: What,
-    /// In which pass, from 1 on; 0 before logging.
+    /// Number of its pass, from 1; 0 before logging.
     pub pass: u32,
-    /// Milliseconds from the begin of the measurement.
+    /// Milliseconds since the start of the measurement.
     pub from_ms: f64,
-    /// Milliseconds that it took.
+    /// Duration, milliseconds.
     pub ms: f64,
-    /// How fast the guest was meanwhile.
+    /// The guest's speed during the step.
     #[serde(flatten)]
     pub speed: Speed,
-    /// What KVM counted meanwhile.
+    /// KVM's counters during the step.
     #[serde(flatten)]
     pub counts: Counts,
-    /// Pages in the log, where it was read.
+    /// Number of dirty pages, if the log was read.
     pub dirty_pages: Option<u64>,
 }
 
-/// What can be done in a step.
+/// The kind of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, strum::Display)]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
 pub enum What {
-    /// The guest runs, nothing is logged.
+    /// The guest runs without logging.
     Before,
-    /// Logging is switched on.
+    /// Logging is enabled.
     Enable,
     /// The guest runs until each virtual CPU has swept its slice.
     Sweep,
@@ -67,39 +67,38 @@ pub enum What {
     Get,
     /// The log is cleared.
     Clear,
-    /// Logging is switched off.
+    /// Logging is disabled.
     Disable,
 }
 
-/// How fast the guest was.
+/// The guest's speed.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Speed {
-    /// Stores of all virtual CPUs in a second.
+    /// Stores of all virtual CPUs per second.
     pub stores_per_s: f64,
-    /// The longest that one waited between two stores, in microseconds.
+    /// The longest wait of a virtual CPU between two stores, microseconds.
     pub worst_wait_us: f64,
 }
 
-/// What KVM counted. `None` is what this kernel does not count.
+/// KVM's counters; `None` if this kernel does not have the counter.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Counts {
-    /// Faults on the second dimension of page tables (`pf_taken`).
+    /// Faults of second-level page tables (`pf_taken`).
     pub faults: Option<u64>,
-    /// Of these, such as only gave a right back, without KVM's lock (`pf_fast`).
+    /// Faults that only restored a permission, without KVM's lock (`pf_fast`).
     pub faults_fast: Option<u64>,
     /// Exits of virtual CPUs to KVM.
     pub exits: Option<u64>,
     /// Flushes of the TLBs of all virtual CPUs (`remote_tlb_flush`).
     pub flushes: Option<u64>,
-    /// Blocks of 2 MiB that huge pages map at the end (`pages_2m`, `pages_1g`).
+    /// Blocks of 2 MiB mapped by huge pages at the end (`pages_2m`, `pages_1g`).
     pub huge_blocks: Option<u64>,
 }
 
 impl Counts {
-    /// What happened from one look to the next.
+    /// The difference of two readings.
     ///
-    /// Memory that a guest has written was mapped by faults, in pages of some size. A KVM that counts none of
-    /// these does not count.
+    /// Faults have mapped all memory that a guest has written. If all these counters are zero, KVM does not count.
     pub(crate) fn between(before: &Counters, after: &Counters) -> Self {
         let grown = |name: &str| Some(after.get(name)?.wrapping_sub(*before.get(name)?));
         let now = |name: &str| after.get(name).copied();
@@ -161,13 +160,13 @@ impl Report {
         }
     }
 
-    /// Milliseconds of all steps of a kind.
+    /// Total duration of all steps of a kind, milliseconds.
     pub fn ms(&self, what: What) -> f64 {
         let steps = self.steps.iter().filter(|step| step.what == what);
         steps.map(|step| step.ms).sum()
     }
 
-    /// The guest's speed as a line of blocks, and below it where steps begin.
+    /// Draws the guest's speed as a line of blocks, with the starts of steps below it.
     fn drawing(&self) -> Option<(String, String)> {
         const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
         let end_ms = self.samples.last()?.until_ms;
@@ -263,7 +262,7 @@ impl Display for Report {
 }
 
 impl Settings {
-    /// All of them in one line.
+    /// All counters in one line.
     pub(crate) fn line(&self) -> String {
         let mut line = format!(
             "{} vCPUs x {} MiB, backing {}, a store every {} KiB, protect {}",
@@ -316,7 +315,7 @@ fn known(count: Option<u64>) -> String {
 pub(crate) mod tests {
     use super::*;
 
-    /// A report with a given speed before, and one step of logging.
+    /// A report with a given speed before logging, and one step.
     pub(crate) fn report(
         settings: Settings,
         before: f64,

@@ -1,4 +1,4 @@
-//! One measurement: fill, warm up, switch logging on, passes, switch it off.
+//! Runs one measurement: fill, warm up, enable logging, passes, disable logging.
 
 use std::path::Path;
 use std::thread;
@@ -12,31 +12,31 @@ use crate::report::{Counts, Report, Speed, Step, What};
 use crate::samples::Sampler;
 use crate::settings::{Protect, Settings};
 
-/// How often it is looked whether the virtual CPUs have swept their slices.
+/// Time between two checks of the virtual CPUs' sweeps.
 const LOOK_EVERY: Duration = Duration::from_micros(500);
-/// How long virtual CPUs may take to stop.
+/// Time limit for stopping virtual CPUs.
 pub const STOP_LIMIT: Duration = Duration::from_secs(10);
 
-/// Whoever waits for a measurement.
+/// The caller of a measurement.
 pub trait Watch {
-    /// Hears what is done next.
+    /// Announces the next step.
     fn begins(&self, what: &str);
-    /// Whether it is to end.
+    /// Whether to abort.
     fn is_stopped(&self) -> bool;
 }
 
-/// What KVM of this host offers.
+/// Reads the host's capabilities.
 ///
 /// # Errors
-/// There is no KVM, or we may not use it.
+/// There is no KVM, or it may not be used.
 pub fn offer(root: &Path) -> Result<Offer, Error> {
     Ok(Offer::ask(&machine::open(root)?, root))
 }
 
-/// Measures on this host; /proc, /sys and /dev are below `root`, which is `/` but in tests.
+/// Measures on this host. /proc, /sys and /dev are below `root`, which differs from `/` only in tests.
 ///
 /// # Errors
-/// What is lacking, with its hint; nothing stays behind.
+/// The missing capability or memory, with a hint. Everything is cleaned up.
 pub fn run(root: &Path, settings: &Settings, watch: &dyn Watch) -> Result<Report, Error> {
     settings.check()?;
     let kvm = machine::open(root)?;
@@ -89,14 +89,14 @@ fn measure(
     Ok(Report::new(settings.clone(), offer.clone(), steps, samples))
 }
 
-/// Waits until each virtual CPU has swept its slice once from now on.
+/// Waits until each virtual CPU has swept its whole slice.
 fn sweep(
     machine: &Machine,
     settings: &Settings,
     watch: &dyn Watch,
     doing: &'static str,
 ) -> Result<(), Error> {
-    // One more: the store under way was perhaps done before, and is counted now.
+    // One more, because the present store may have been made before.
     let stores = settings.stores_a_sweep() + 1;
     let goals: Vec<u64> = machine.stores().map(|so_far| so_far + stores).collect();
     let swept = || machine.stores().zip(&goals).all(|(now, &goal)| now >= goal);
@@ -110,7 +110,7 @@ fn sweep(
     }
 }
 
-/// Waits for something, until a moment; whether it came.
+/// Waits for a condition until a deadline. Returns whether it was met.
 fn wait(
     machine: &Machine,
     watch: &dyn Watch,
@@ -153,12 +153,12 @@ fn clear(
     Ok(())
 }
 
-/// What happens from step to step.
+/// Records the steps with their times and counters.
 struct Clock<'a> {
     machine: &'a Machine,
     sampler: Sampler,
     steps: Vec<Step>,
-    /// When the last step ended, in milliseconds from the begin, and what had happened by then.
+    /// End of the last step, milliseconds since the start, with the counters at that time.
     last_ms: f64,
     stores: u64,
     counters: crate::stats::Counters,
@@ -177,7 +177,7 @@ impl<'a> Clock<'a> {
         })
     }
 
-    /// A step has ended.
+    /// Ends a step.
     fn step(&mut self, what: What, pass: u32, dirty_pages: Option<u64>) {
         let until_ms = self.sampler.mark();
         let stores: u64 = self.machine.stores().sum();

@@ -1,4 +1,4 @@
-//! The guest's speed over time: a thread that looks at its words.
+//! Samples the guest's speed over time, in a thread.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,25 +10,25 @@ use serde::Serialize;
 use crate::error::Error;
 use crate::machine::Machine;
 
-/// From one look to the next.
+/// Time between two samples.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
-/// Samples that are kept; when there are more, two become one.
+/// Maximum number of samples; beyond it, pairs are merged.
 const SAMPLES_MAX: usize = 4096;
 
-/// What the guest did from one look to the next.
+/// The guest's progress between two readings.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Sample {
-    /// Milliseconds from the begin of the measurement to the end of this.
+    /// End of the sample, milliseconds since the start of the measurement.
     pub until_ms: f64,
-    /// Milliseconds that it spans.
+    /// Its length, milliseconds.
     pub for_ms: f64,
     /// Stores of all virtual CPUs.
     pub stores: u64,
-    /// The longest that any of them waited between two stores, of waits that ended here, in microseconds.
+    /// The longest wait of any virtual CPU between two stores that ended in this sample, microseconds.
     pub worst_wait_us: f64,
 }
 
-/// Samples of a machine, taken until this is dropped.
+/// Samples a machine until dropped.
 pub struct Sampler {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -43,12 +43,12 @@ struct Shared {
 
 struct State {
     samples: Samples,
-    /// When the last look was, and how many stores there were.
+    /// Time and number of stores at the last reading.
     last: (Instant, u64),
 }
 
 impl Sampler {
-    /// Begins to look.
+    /// Starts sampling.
     pub fn start(machine: &Arc<Machine>, begin: Instant) -> Result<Self, Error> {
         let last = (Instant::now(), machine.stores().sum());
         machine.take_worst_wait_us();
@@ -80,7 +80,7 @@ impl Sampler {
         })
     }
 
-    /// Looks at once, so that a sample ends now. Returns when that was, in milliseconds from the begin.
+    /// Ends the present sample. Returns the time in milliseconds since the start.
     pub fn mark(&self) -> f64 {
         self.shared.look()
     }
@@ -95,7 +95,7 @@ impl Sampler {
             .fold(0.0, f64::max)
     }
 
-    /// Ends looking and gives what was seen.
+    /// Stops sampling and returns the samples.
     pub fn finish(self) -> Vec<Sample> {
         std::mem::take(&mut self.shared.state().samples.kept)
     }
@@ -151,7 +151,7 @@ impl Samples {
     }
 }
 
-/// What one sample would have seen instead of these.
+/// Merges samples into one.
 pub(crate) fn merged(samples: &[Sample]) -> Sample {
     Sample {
         until_ms: samples.last().map_or(0.0, |last| last.until_ms),

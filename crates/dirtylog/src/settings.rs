@@ -1,23 +1,23 @@
-//! What is measured: the guest, its memory, and how the log is read.
+//! Settings of a measurement: guest, memory, and use of the log.
 
 use serde::Serialize;
 
-/// Bytes of a page, as KVM logs them.
+/// Size of a page in KVM's log.
 pub(crate) const PAGE_BYTES: u64 = 4096;
-/// Bytes of a block: the huge page that logging splits.
+/// Size of a block: the huge page that logging splits.
 pub(crate) const BLOCK_BYTES: u64 = 2 << 20;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
-/// All slices together, at the most.
+/// Maximum of all slices together.
 const MEMORY_MAX_MIB: u64 = 256 << 10;
-/// Passes, at the most.
+/// Maximum number of passes.
 const PASSES_MAX: u32 = 100;
 /// Longest pause after a chunk.
 const PAUSE_MAX_US: u64 = 1_000_000;
-/// What KVM clears at a time begins and ends at a word of its bitmap: 64 pages.
+/// KVM clears whole words of its bitmap: 64 pages each.
 const CLEAR_UNIT_KIB: u64 = 256;
 
-/// What the guest's memory lies in.
+/// The kind of pages that back the guest's memory.
 #[derive(
     Debug,
     Clone,
@@ -34,22 +34,22 @@ pub enum Backing {
     #[strum(serialize = "4k")]
     #[serde(rename = "4k")]
     Base,
-    /// Transparent huge pages, where the kernel gives them.
+    /// Transparent huge pages, if the kernel provides them.
     #[strum(serialize = "thp")]
     #[serde(rename = "thp")]
     Transparent,
-    /// Huge pages of 2 MiB that were set aside.
+    /// Reserved huge pages of 2 MiB.
     #[strum(serialize = "2m")]
     #[serde(rename = "2m")]
     Huge2M,
-    /// Huge pages of 1 GiB that were set aside.
+    /// Reserved huge pages of 1 GiB.
     #[strum(serialize = "1g")]
     #[serde(rename = "1g")]
     Huge1G,
 }
 
 impl Backing {
-    /// Bytes of the huge pages that must have been set aside.
+    /// Size of the huge pages that must be reserved.
     pub(crate) fn hugetlb_bytes(self) -> Option<u64> {
         match self {
             Self::Base | Self::Transparent => None,
@@ -59,7 +59,7 @@ impl Backing {
     }
 }
 
-/// When pages lose the right to be written.
+/// When pages are write-protected.
 #[derive(
     Debug,
     Clone,
@@ -74,42 +74,40 @@ impl Backing {
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
 pub enum Protect {
-    /// All of them when logging is switched on, and again whenever the log is read.
+    /// All of them when logging is enabled, and again whenever the log is read.
     Get,
-    /// All of them when logging is switched on, and again when their part of the log is cleared
+    /// All of them when logging is enabled, and again when their part of the log is cleared
     /// (KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2).
     Manual,
-    /// When their part of the log is first cleared: the log begins with all pages in it
-    /// (KVM_DIRTY_LOG_INITIALLY_SET).
+    /// When their part of the log is first cleared: the log starts with all pages in it (KVM_DIRTY_LOG_INITIALLY_SET).
     InitiallySet,
 }
 
-/// One measurement.
+/// Settings of one measurement.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Settings {
     /// Virtual CPUs, each with a slice of its own.
     pub vcpus: u32,
-    /// MiB of each slice.
+    /// Size of each slice, MiB.
     pub slice_mib: u64,
-    /// What they lie in.
+    /// Backing of the slices.
     pub backing: Backing,
-    /// KiB from one store to the next: 4 stores to every page, 2048 to one in each block.
+    /// Distance between stores, KiB: 4 stores to every page, 2048 to one page per block.
     pub stride_kib: u64,
-    /// When pages lose the right to be written.
+    /// When pages are write-protected.
     pub protect: Protect,
-    /// MiB that are cleared at a time; none clears all at once. Not with [`Protect::Get`].
+    /// Size of the parts in which the log is cleared, MiB; `None` clears all at once. Not with [`Protect::Get`].
     pub clear_chunk_mib: Option<u64>,
-    /// Microseconds of pause after each chunk.
+    /// Pause after each part, microseconds.
     pub clear_pause_us: u64,
-    /// KiB that Arm's KVM splits at a time before it takes rights away
-    /// (KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE); none splits at faults. On x86 the parameter
-    /// `eager_page_split` of the module kvm says whether it does.
+    /// Size of the chunks that Arm's KVM splits before it write-protects, KiB (KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE);
+    /// `None` splits at faults. On x86 the parameter `eager_page_split` of the module kvm decides.
     pub eager_split_kib: Option<u64>,
-    /// Passes over the log.
+    /// Number of passes over the log.
     pub passes: u32,
-    /// Seconds of the guest's speed before logging.
+    /// Length of the run before logging, seconds.
     pub before_s: f64,
-    /// Seconds that each pass may take.
+    /// Time limit of each pass, seconds.
     pub pass_limit_s: f64,
 }
 
@@ -131,20 +129,20 @@ impl Default for Settings {
     }
 }
 
-/// Settings that cannot be.
+/// An error in the settings.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum SettingsError {
-    /// A number out of its range.
+    /// A number is out of range.
     #[error("{name} = {value}: it must be {must}")]
     Range {
         /// Its option.
         name: &'static str,
-        /// What was given.
+        /// The value.
         value: String,
-        /// What it may be.
+        /// The allowed range.
         must: String,
     },
-    /// Chunks and pauses without manual clearing.
+    /// Chunks or pauses without manual clearing.
     #[error(
         "--clear-chunk-mib and --clear-pause-us need --protect manual or initially-set: reading clears all at once"
     )]
@@ -152,10 +150,10 @@ pub enum SettingsError {
 }
 
 impl Settings {
-    /// Whether these can be measured at all.
+    /// Checks the settings.
     ///
     /// # Errors
-    /// The first that cannot be.
+    /// The first invalid one.
     pub fn check(&self) -> Result<(), SettingsError> {
         let wrong = |name, value: &dyn ToString, must: &dyn ToString| {
             Err(SettingsError::Range {
@@ -203,7 +201,7 @@ impl Settings {
         if !(1..=PASSES_MAX).contains(&self.passes) {
             return wrong("--passes", &self.passes, &format!("from 1 to {PASSES_MAX}"));
         }
-        // Not a number is in no range.
+        // NaN is in no range.
         if !(0.01..=600.0).contains(&self.before_s) {
             return wrong("--before-s", &self.before_s, &"from 0.01 to 600");
         }
@@ -213,29 +211,29 @@ impl Settings {
         Ok(())
     }
 
-    /// Bytes of one slice.
+    /// Size of one slice.
     pub(crate) fn slice_bytes(&self) -> u64 {
         self.slice_mib * MIB
     }
 
-    /// Bytes of memory that is logged.
+    /// Size of all logged memory.
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.slice_bytes() * u64::from(self.vcpus)
     }
 
-    /// Stores of one sweep of one virtual CPU.
+    /// Number of stores in one sweep of a virtual CPU.
     pub(crate) fn stores_a_sweep(&self) -> u64 {
         self.slice_mib * 1024 / self.stride_kib
     }
 
-    /// Pages that all sweeps together write.
+    /// Number of pages written by all sweeps together.
     pub fn pages_written(&self) -> u64 {
         self.stores_a_sweep() * u64::from(self.vcpus)
     }
 
-    /// The parts of the log that are cleared at a time, as first page and number of pages.
+    /// The parts in which the log is cleared: first page and number of pages.
     pub(crate) fn chunks(&self) -> impl Iterator<Item = (u64, u32)> {
-        // As much as the kernel takes in one call, 2^32 pages less one, is beyond all memory here.
+        // The kernel's limit of 2^32 - 1 pages per call exceeds all memory here.
         let pages = self.memory_bytes() / PAGE_BYTES;
         let each = self
             .clear_chunk_mib
@@ -305,7 +303,7 @@ mod tests {
     }
 
     proptest! {
-        /// Chunks cover the log once, in order, and begin where KVM takes it.
+        /// Chunks cover the log exactly once, in order, with the alignment that the kernel needs.
         #[test]
         fn chunks_cover_the_log(vcpus in 1u32..9, blocks in 1u64..200, chunk in prop::option::of(1u64..600)) {
             let settings = Settings {

@@ -1,7 +1,7 @@
 //! KVM's counters of a VM and of each virtual CPU (KVM_GET_STATS_FD, Linux 5.14).
 //!
-//! A header says where descriptors and data lie, a descriptor what its numbers are called. Nothing of it is
-//! taken on trust: what does not fit is left out.
+//! A header contains the offsets of descriptors and data, and a descriptor the name of its numbers. All values are
+//! checked, and invalid entries are skipped.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -13,31 +13,31 @@ use crate::error::Error;
 
 /// `_IO(KVMIO, 0xce)` (linux/kvm.h).
 const KVM_GET_STATS_FD: libc::Ioctl = 0xAECE;
-/// Bytes of `struct kvm_stats_header`: six u32.
+/// Size of `struct kvm_stats_header`: six u32.
 const HEADER_BYTES: usize = 24;
-/// Bytes of `struct kvm_stats_desc` before the name.
+/// Size of `struct kvm_stats_desc` before the name.
 const DESC_BYTES: usize = 16;
-/// Descriptors of a VM or virtual CPU, at the most: kernels have below a hundred.
+/// Maximum number of descriptors of a VM or virtual CPU; kernels have less than a hundred.
 const COUNTERS_MAX: usize = 1024;
-/// Bytes of a name, at the most; the kernel has 48.
+/// Maximum length of a name; the kernel uses 48 bytes.
 const NAME_MAX: usize = 256;
 
 /// The counters of one VM or virtual CPU.
 pub struct Stats {
     file: File,
-    /// Where in the file each lies.
+    /// Offset of each counter in the file.
     places: BTreeMap<String, u64>,
 }
 
 impl Stats {
-    /// Those of a VM or virtual CPU of KVM.
+    /// Opens the counters of a VM or virtual CPU.
     pub fn of(kvm: &impl AsRawFd) -> Result<Self, Error> {
-        // SAFETY: the call takes no argument and touches no memory of ours.
+        // SAFETY: the call takes no argument and accesses no memory of ours.
         let fd: RawFd = unsafe { libc::ioctl(kvm.as_raw_fd(), KVM_GET_STATS_FD) };
         if fd < 0 {
             return Err(Error::last("open KVM's counters"));
         }
-        // SAFETY: the kernel has just made this descriptor for us, and nobody else has it.
+        // SAFETY: the kernel has just created this descriptor for us, and nothing else owns it.
         let file = unsafe { File::from_raw_fd(fd) };
         let places = places(&file).map_err(|source| Error::Call {
             what: "read which counters KVM has",
@@ -46,7 +46,7 @@ impl Stats {
         Ok(Self { file, places })
     }
 
-    /// Adds what they say now to `totals`.
+    /// Adds the present values to `totals`.
     pub fn add_to(&self, totals: &mut Counters) {
         for (name, &place) in &self.places {
             if let Some(value) = number(&self.file, place) {
@@ -60,7 +60,7 @@ impl Stats {
 /// Counters by KVM's names.
 pub type Counters = BTreeMap<String, u64>;
 
-/// Where the counters that are a single number lie in the file.
+/// Offsets of the counters that consist of a single number.
 fn places(file: &impl FileExt) -> io::Result<BTreeMap<String, u64>> {
     let mut header = [0; HEADER_BYTES];
     file.read_exact_at(&mut header, 0)?;
@@ -110,7 +110,7 @@ mod tests {
 
     use super::*;
 
-    /// A file as the kernel gives it: a header, descriptors with names of 16 bytes, data.
+    /// A file in the kernel's format: a header, descriptors with names of 16 bytes, data.
     fn file(counters: &[(&str, u16, u64)]) -> File {
         let mut file = tempfile::tempfile().unwrap();
         let data_at = (HEADER_BYTES + counters.len() * (DESC_BYTES + 16)) as u32;
@@ -155,7 +155,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the file says, it ends well.
+        /// Any file gives counters or an error.
         #[test]
         fn any_bytes_are_an_error_or_counters(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let mut file = tempfile::tempfile().unwrap();
@@ -165,7 +165,7 @@ mod tests {
             }
         }
 
-        /// The same where the header itself is sound.
+        /// Any descriptors after a valid header are decoded or skipped.
         #[test]
         fn any_descriptors_are_left_out_or_taken(descs in prop::collection::vec(any::<u8>(), 64)) {
             let mut file = tempfile::tempfile().unwrap();

@@ -1,7 +1,7 @@
-//! Settings that are worth trying on a host, and which of them to take.
+//! Tries several settings on a host, and recommends one.
 //!
-//! A setting is better the more of its speed the guest keeps while its writes are logged. Where several keep
-//! nearly as much, the one with the shortest wait is better: that is what users of the guest notice.
+//! A setting is better if the guest keeps more of its speed while its writes are logged. Among nearly equal settings
+//! the one with the shortest wait is best, because users of the guest notice waits.
 
 use serde::Serialize;
 
@@ -9,16 +9,16 @@ use crate::offer::{EagerSplit, Offer};
 use crate::report::{Report, What};
 use crate::settings::{Protect, Settings};
 
-/// Settings keep nearly as much speed if they are apart by no more than this part of the most.
+/// Speeds are nearly equal if they differ by at most this part of the highest.
 const NEARLY: f64 = 0.05;
-/// On a quiet machine speeds before logging differ by no more than this part of the most.
+/// On a quiet machine, speeds before logging differ by at most this part of the highest.
 const QUIET: f64 = 0.1;
-/// Chunks that memory is cleared in, where it is cleared in chunks.
+/// Number of chunks, where memory is cleared in chunks.
 const CHUNKS: u64 = 16;
-/// Pause after a chunk, where there is one, in microseconds.
+/// Pause after a chunk, if any, microseconds.
 const PAUSE_US: u64 = 1000;
 
-/// What to try, from the settings of the person who asks: guest and memory stay, how the log is read changes.
+/// The settings to try. They keep guest and memory of `base`, and vary the use of the log.
 pub fn tried(base: &Settings, offer: &Offer) -> Vec<Settings> {
     let memory_mib = base.vcpus as u64 * base.slice_mib;
     let chunk = (memory_mib / CHUNKS).max(1);
@@ -53,16 +53,16 @@ pub fn tried(base: &Settings, offer: &Offer) -> Vec<Settings> {
         .collect()
 }
 
-/// Which to take.
+/// The recommended setting.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Recommendation {
-    /// Its place among the reports.
+    /// Index among the reports.
     pub index: usize,
-    /// Others keep nearly as much speed: the shortest wait decided.
+    /// Whether the shortest wait decided among nearly equal speeds.
     pub by_wait: bool,
 }
 
-/// The best of them; `None` of none.
+/// The best report; `None` if there are none.
 pub fn recommend(reports: &[Report]) -> Option<Recommendation> {
     let most = reports
         .iter()
@@ -83,7 +83,7 @@ pub fn recommend(reports: &[Report]) -> Option<Recommendation> {
     })
 }
 
-/// How far speeds before logging, which should all be the same, are apart, as a part of the most.
+/// Difference of the speeds before logging, which should be equal, as a part of the highest.
 fn spread(reports: &[Report]) -> f64 {
     let before = reports.iter().flat_map(|report| &report.steps);
     let before = before.filter(|step| step.what == What::Before);

@@ -1,6 +1,7 @@
-//! What an agent with 16 processes to look after costs while nothing is accessed: CPU time and
-//! resident memory. The processes are real; the two nodes are made up, and so is the tracker,
-//! which first plays a busy phase so that every classifier is full.
+//! Measures an idle agent with 16 processes: CPU time and resident memory.
+//!
+//! The processes are real. The two nodes and the tracker are simulated. The tracker first plays a busy phase, so that
+//! every classifier is full.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -26,7 +27,7 @@ const BUSY_EPOCHS: u32 = 20;
 const IDLE_EPOCHS: u32 = 40;
 const EPOCH_MS: u64 = 500;
 
-/// Samples all over the processes' memory for some epochs, then none.
+/// Samples all over the processes' memory for some epochs, then no samples.
 struct BusyThenIdle {
     targets: Vec<Pid>,
     epoch: u32,
@@ -112,7 +113,7 @@ fn node(root: &Path, id: u32) -> std::io::Result<()> {
 }
 
 fn cpu_time() -> Duration {
-    // SAFETY: getrusage fills the struct that it is given, for which zeroes are valid.
+    // SAFETY: getrusage fills the struct that it gets; all zeroes are a valid value of it.
     let usage = unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();
         libc::getrusage(libc::RUSAGE_SELF, &mut usage);

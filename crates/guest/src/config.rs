@@ -1,4 +1,4 @@
-//! The agent's configuration: a TOML file, whose keys flags may override.
+//! The agent's configuration: a TOML file; flags may override its keys.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -18,46 +18,46 @@ use crate::tracker::Choice;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Processes to look after, with their descendants. One of `pids`, `cgroup` and `all`.
+    /// Processes to manage, with their descendants. Give one of `pids`, `cgroup` and `all`.
     pub pids: Vec<u32>,
-    /// Cgroups (v2): their processes and those of the cgroups below them. They divide fast memory by
-    /// their shares; a process belongs to the first that has it. With `all`, too: all others are then one
-    /// more group, of weight 1. For one cgroup its directory is enough: `cgroup = "/sys/fs/cgroup/db.slice"`.
+    /// Cgroups (v2) to manage, with the cgroups below them. They divide fast memory by their shares; a process belongs
+    /// to the first cgroup that contains it. With `all`, all other processes are one more group, of weight 1. For one
+    /// cgroup its directory is enough: `cgroup = "/sys/fs/cgroup/db.slice"`.
     #[serde(deserialize_with = "one_or_several")]
     pub cgroup: Vec<Cgroup>,
-    /// All processes of at least `resident_min_mib`.
+    /// Manages all processes of at least `resident_min_mib`.
     pub all: bool,
-    /// The least resident size of a process under `all`, MiB.
+    /// Smallest resident size of a process under `all`, MiB.
     pub resident_min_mib: u64,
 
-    /// Where samples come from.
+    /// The source of samples.
     pub tracker: Choice,
-    /// The most that a tracker without hardware's help (damon) may take of one CPU for each sixteen, %.
+    /// CPU limit of a tracker without hardware support (damon): % of one CPU per sixteen CPUs.
     pub tracker_cpu_percent: f64,
-    /// The nodes of each tier, the fastest first, where the system tells them wrong or not at all: `"0,1/2,3"` for two
-    /// tiers of two nodes. Other nodes are left alone.
+    /// Nodes of each tier, the fastest first: `"0,1/2,3"` for two tiers of two nodes. For systems that report tiers
+    /// wrongly or not at all. Other nodes are left alone.
     pub tiers: Option<Tiers>,
-    /// Whether DAMON_STAT, a statistic that the kernel starts by itself and that keeps others from DAMON, is turned off
-    /// while the agent uses DAMON. DAMON that a person has set up is never turned off.
+    /// Turns DAMON_STAT off while the agent uses DAMON. The kernel starts this statistic by itself, and it keeps others
+    /// from using DAMON. DAMON that a person has set up is never turned off.
     pub take_damon: bool,
-    /// Whether memory stays where its owner has bound, preferred or interleaved it (NUMA policies). Without it such
+    /// Leaves memory with a NUMA policy (bound, preferred or interleaved) where its owner wants it. If false, such
     /// memory is moved like any other. Cpusets always count.
     pub respect_policies: bool,
 
-    /// Whether the host may take memory back and give it again.
+    /// Whether the host may resize the VM with a balloon.
     pub balloon: BalloonMode,
 
     /// Unix socket for status, metrics, pause and resume.
     pub socket: PathBuf,
-    /// TCP address for the same, for those who ask for it. Nobody is authenticated there.
+    /// TCP address for the same, without authentication. Off by default.
     pub listen: Option<SocketAddr>,
 
-    /// Where to record what the policy is told and decides, for `demeter replay`.
+    /// Where to record the engine's inputs and decisions, for `demeter replay`.
     pub record: Option<PathBuf>,
-    /// What a recording may take, MiB, with its predecessor.
+    /// Size limit of a recording with its predecessor, MiB.
     pub record_max_mib: u64,
 
-    /// How it samples, classifies and moves.
+    /// Parameters of sampling, heat and moves.
     pub tuning: Tuning,
 }
 
@@ -87,12 +87,12 @@ impl Default for Config {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cgroup {
-    /// Its directory.
+    /// The cgroup's directory.
     pub path: PathBuf,
-    /// Fast memory that it has in any case, as far as it uses it, MiB.
+    /// Fast memory that it always gets, but no more than it uses, MiB.
     #[serde(default)]
     pub guarantee_mib: u64,
-    /// Its part of the rest, compared with the other groups' weights: 1 to 10000.
+    /// Its part of the rest, relative to the other groups' weights: 1 to 10000.
     #[serde(default = "weight")]
     pub weight: u32,
 }
@@ -102,7 +102,7 @@ fn weight() -> u32 {
 }
 
 impl Cgroup {
-    /// A cgroup with nothing guaranteed and a weight of 1.
+    /// A cgroup without guarantee and with a weight of 1.
     pub fn new(path: PathBuf) -> Self {
         Self {
             path,
@@ -121,7 +121,7 @@ impl Cgroup {
     }
 }
 
-/// Most cgroups.
+/// Maximum number of cgroups.
 const CGROUPS_MAX: usize = 64;
 
 /// A directory, or a list of tables.
@@ -159,7 +159,7 @@ pub enum BalloonMode {
     Off,
 }
 
-/// Why a configuration cannot be used.
+/// An error in a configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
@@ -167,7 +167,7 @@ pub enum ConfigError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// Not TOML, an unknown key or a wrong type.
@@ -175,35 +175,35 @@ pub enum ConfigError {
     Parse {
         /// The file.
         path: PathBuf,
-        /// Where and what.
+        /// The position and the error.
         source: Box<toml::de::Error>,
     },
-    /// A value that makes no sense.
+    /// A tuning value is out of bounds.
     #[error("configuration: [tuning] {0}")]
     Tuning(#[from] OutOfBounds),
-    /// No target, or several kinds of them.
+    /// There is no target, or more than one kind.
     #[error("configuration: give exactly one of pids (--pid), cgroup (--cgroup) and all (--all)")]
     Targets,
-    /// A share that nobody can have.
+    /// A share is out of bounds.
     #[error(
         "configuration: [[cgroup]] {}: weight = {} and guarantee_mib = {}; give a weight of 1 to {} and \
          a guarantee of at most {}",
         .0.path.display(), .0.weight, .0.guarantee_mib, Share::WEIGHT_MAX, Share::GUARANTEE_MAX_MIB
     )]
     Share(Cgroup),
-    /// More cgroups than are looked after.
+    /// There are too many cgroups.
     #[error("configuration: {0} cgroups are more than {CGROUPS_MAX}; name one above some of them")]
     Cgroups(usize),
-    /// A tracker that may take nothing, or more than a CPU.
+    /// The tracker's CPU limit is out of bounds.
     #[error("configuration: tracker_cpu_percent = {0} is out of bounds; give 0.1 to 100")]
     TrackerCpu(f64),
-    /// A recording of no size.
+    /// The recording's size is out of bounds.
     #[error("configuration: record_max_mib = {0} is out of bounds; give 4 to 1048576")]
     RecordMax(u64),
 }
 
 impl Config {
-    /// Reads a file. Values are checked by [`Self::check`], after flags had their say.
+    /// Reads a file. Values are checked by [`Self::check`], after flags were applied.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
             path: path.into(),
@@ -215,7 +215,7 @@ impl Config {
         })
     }
 
-    /// Checks what types alone cannot say.
+    /// Checks values beyond their types.
     pub fn check(&self) -> Result<(), ConfigError> {
         self.tuning.check()?;
         if !(4..=1 << 20).contains(&self.record_max_mib) {
@@ -231,7 +231,7 @@ impl Config {
         self.targets().map(|_| ())
     }
 
-    /// The processes to look after.
+    /// The processes to manage.
     pub fn targets(&self) -> Result<TargetSpec, ConfigError> {
         match (&self.pids[..], &self.cgroup[..], self.all) {
             ([], _, true) => {
@@ -249,8 +249,7 @@ impl Config {
         }
     }
 
-    /// Cgroups that divide fast memory, with their shares; none where there is nobody to divide it
-    /// with.
+    /// Cgroups that divide fast memory, with their shares; empty if there is only one group.
     pub fn shares(&self) -> Vec<(&Path, Share)> {
         if self.cgroup.len() < 2 && !self.all {
             return vec![];
@@ -266,7 +265,7 @@ impl Config {
             .collect()
     }
 
-    /// The tiers to work with: those named, or what the system tells.
+    /// The tiers to use: configured ones, or those that the system reports.
     pub fn order(&self, topology: &Topology) -> Result<TierOrder, NodesError> {
         match &self.tiers {
             Some(tiers) => topology.order_by_hand(tiers),

@@ -1,4 +1,4 @@
-//! How hot the memory of the processes is, range by range: made when somebody asks for it.
+//! The heat of processes' memory, range by range, made on request.
 
 use std::collections::BTreeMap;
 
@@ -7,24 +7,24 @@ use demeter_policy::engine::Engine;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-/// The most ranges that are told, the hottest first. Engines have some hundreds.
+/// The most ranges in a report, the hottest first. Engines have some hundreds.
 const RANGES_MAX: usize = 4096;
 
-/// What the agent's engine knows of heat now.
+/// The engine's present heat.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Heat {
     /// The engine's epoch.
     pub epoch: u32,
-    /// Processes in order of their numbers; none while nothing is accessed.
+    /// Processes by pid; empty while nothing is accessed.
     pub processes: Vec<ProcessHeat>,
-    /// Ranges that are not told because there are too many: the coldest.
+    /// Number of further ranges, the coldest, beyond the limit.
     pub ranges_left_out: u64,
 }
 
-/// One process's memory.
+/// Heat of one process's memory.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ProcessHeat {
-    /// Its number.
+    /// Its pid.
     pub pid: u32,
     /// Its ranges, the hottest first.
     pub ranges: Vec<RangeHeat>,
@@ -35,13 +35,13 @@ pub struct ProcessHeat {
 pub struct RangeHeat {
     /// Its first address.
     pub start: u64,
-    /// The one behind its last.
+    /// Its end, exclusive.
     pub end: u64,
     /// Decayed samples in it.
     pub samples: f64,
-    /// Bytes in fast memory, as far as known.
+    /// Bytes in fast memory, if known.
     pub fast_bytes: u64,
-    /// Bytes in slow memory, as far as known.
+    /// Bytes in slow memory, if known.
     pub slow_bytes: u64,
 }
 
@@ -53,7 +53,7 @@ impl RangeHeat {
 }
 
 impl Heat {
-    /// What an engine knows.
+    /// The heat of an engine.
     pub fn of(engine: &Engine) -> Self {
         let ranking = engine.ranking();
         let mut processes: BTreeMap<Pid, Vec<RangeHeat>> = BTreeMap::new();
@@ -76,17 +76,17 @@ impl Heat {
     }
 }
 
-/// Where the agent puts what it was asked for, and those who asked wait for it.
+/// Passes heat from the agent to those that requested it.
 #[derive(Debug, Clone, Default)]
 pub struct HeatCell(watch::Sender<Heat>);
 
 impl HeatCell {
-    /// Tells all who wait.
+    /// Publishes heat to all listeners.
     pub fn tell(&self, heat: Heat) {
         self.0.send_replace(heat);
     }
 
-    /// What is told from now on.
+    /// A receiver of heat that is published from now on.
     pub fn listen(&self) -> watch::Receiver<Heat> {
         self.0.subscribe()
     }

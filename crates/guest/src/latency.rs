@@ -1,11 +1,13 @@
-//! How long a load takes from each node: what moving memory between them is worth.
+//! Measures the latency of loads from each node.
+//!
+//! The difference between nodes is the benefit of moving memory.
 //!
 //! # Approach
-//! A pointer chase through memory of the node: each load needs the one before it, and no
-//! line comes twice. Memory is asked for by preference, not bound: where a node is full, binding would make
-//! the kernel end a program to make room. What came from elsewhere is not measured. What was written last may still be in a cache; so lines are flushed first where
-//! the processor can, and the whole memory is read once in order, which turns small caches over.
-//! The quickest of a few rounds counts: others were interrupted.
+//! A pointer chase through memory of the node: each load depends on the one before it, and no line is used twice. The
+//! memory is only preferred, not bound: on a full node, binding would make the kernel kill a program to make room.
+//! Pages that came from another node make the measurement invalid. Recently written lines may still be in a cache.
+//! Hence lines are flushed first where the processor can, and the whole memory is read once in order, which evicts
+//! small caches. The fastest of a few rounds counts, since others were interrupted.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -18,34 +20,32 @@ use demeter_policy::{ByLevel, GuestVirtAddr, Level, NodeId, PAGE_SIZE, Pid};
 use crate::nodes::{Tiers, Topology};
 use crate::pages::{LivePages, PageState, Pages};
 
-/// Memory that is chased through.
+/// Size of the memory that is chased through.
 const BYTES: usize = 8 << 20;
 
-/// A step for each so many bytes: a line of its own, and one that no neighbour is fetched with.
+/// Bytes between steps: each step has its own line, beyond the reach of adjacent-line prefetch.
 const STRIDE: usize = 1024;
 
-/// Steps in all, and in each round.
+/// Number of steps in all, and in each round.
 const STEPS: usize = BYTES / STRIDE;
 const ROUND: usize = STEPS / 4;
 
-/// Coprime to the number of steps: the order in which lines are visited has no stride to predict.
+/// Distance between visited lines, coprime to the number of steps, so that no stride can be predicted.
 const HOP: usize = 3571;
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// Take memory of this node where it has some (linux/mempolicy.h).
+/// Prefer memory of this node (linux/mempolicy.h).
 const MPOL_PREFERRED: c_int = 1;
 
-/// Where fast memory is full, its latency is taken to be that of slower memory divided by this.
+/// If fast memory is full, its latency is assumed to be that of slower memory divided by this.
 const SLOW_FACTOR: u32 = 3;
 
-/// Assumed latencies where nothing can be measured: local memory, memory of another socket or behind CXL, and memory that
-/// is farther away.
+/// Assumed latencies without a measurement: local memory, memory of another socket or CXL memory, and farther memory.
 pub const ASSUMED_NS: ByLevel<u32> = ByLevel([100, 200, 400, 800]);
 
-/// Nanoseconds that a load takes from each node with memory, from the CPUs that are nearest to it. A node that is full is
-/// left out.
+/// Load latency of each node with memory from its nearest CPUs, nanoseconds. Full nodes are omitted.
 pub fn measure(topology: &Topology) -> BTreeMap<NodeId, u32> {
     let mut measured = BTreeMap::new();
     for node in topology.with_memory() {
@@ -59,8 +59,8 @@ pub fn measure(topology: &Topology) -> BTreeMap<NodeId, u32> {
     measured
 }
 
-/// Times loads from a node on these CPUs: in a thread of its own, so that this one runs where it ran before. Where no thread
-/// can be had, this one does it.
+/// Times loads from a node on these CPUs. It uses a thread of its own, so that the caller's affinity stays. If no
+/// thread can be created, the caller's thread does it.
 fn timed_near(node: NodeId, cpus: &[u32]) -> io::Result<u32> {
     let cpus = cpus.to_vec();
     let thread = std::thread::Builder::new().spawn(move || {
@@ -73,8 +73,10 @@ fn timed_near(node: NodeId, cpus: &[u32]) -> io::Result<u32> {
     }
 }
 
-/// Latency of each tier, nanoseconds: the mean of its nodes that were measured. A tier of which none was measured is taken to
-/// be a third of the next slower one. Without a measurement of the slowest tier all are assumed.
+/// Latency of each tier, nanoseconds: the mean of its measured nodes.
+///
+/// A tier without a measurement is assumed to take a third of the next slower one. If the slowest tier was not
+/// measured, all values are assumed.
 pub fn of_tiers(tiers: &Tiers, measured: &BTreeMap<NodeId, u32>) -> ByLevel<u32> {
     let mean = |nodes: &[NodeId]| {
         let known = nodes.iter().filter_map(|node| measured.get(node));
@@ -99,7 +101,7 @@ pub fn of_tiers(tiers: &Tiers, measured: &BTreeMap<NodeId, u32>) -> ByLevel<u32>
     latency_ns
 }
 
-/// Has this thread run on these CPUs, as far as it may.
+/// Binds this thread to these CPUs, as far as it may.
 fn run_on(cpus: &[u32]) {
     const MASK_BYTES: usize = 1024 / 8;
     let mut mask = [0u8; MASK_BYTES];
@@ -108,7 +110,7 @@ fn run_on(cpus: &[u32]) {
             *byte |= 1 << (cpu % 8);
         }
     }
-    // SAFETY: the kernel reads the mask, which has that length. A refusal only means a worse figure.
+    // SAFETY: the kernel reads the mask, whose length is passed. A refusal only makes the figure worse.
     unsafe { libc::sched_setaffinity(0, MASK_BYTES, mask.as_ptr().cast()) };
 }
 
@@ -150,7 +152,7 @@ impl NodeBuffer {
         let mut nodes = [0u64; 16];
         let word = nodes.get_mut(node.0 as usize / 64);
         *word.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))? = 1 << (node.0 % 64);
-        // SAFETY: the mapping is ours, and the mask has the bits that the call is told of.
+        // SAFETY: the mapping is ours, and the mask has as many bits as the call is given.
         let bound = unsafe {
             libc::syscall(
                 libc::SYS_mbind,
@@ -165,40 +167,39 @@ impl NodeBuffer {
         if bound < 0 {
             return Err(io::Error::last_os_error());
         }
-        // A hint: huge pages keep the TLB out of it. Without them it is a part of the latency.
-        // SAFETY: the mapping is ours.
+        // Huge pages keep TLB misses out of the latency. The kernel may ignore the hint. SAFETY: the mapping is ours.
         unsafe { libc::madvise(start, BYTES, libc::MADV_HUGEPAGE) };
         Ok(memory)
     }
 
-    /// The word of a step.
+    /// The word at a step.
     fn word(&self, step: usize) -> *mut usize {
         assert!(step < STEPS, "a step that was never linked");
         // SAFETY: within the mapping, and aligned as the stride is.
         unsafe { self.0.as_ptr().add(step * STRIDE).cast() }
     }
 
-    /// Makes each step name the next one, and empties the caches of them.
+    /// Writes the chain of steps, and evicts it from caches.
     fn link(&self) {
         let mut step = 0;
         for _ in 0..STEPS {
             let next = (step + HOP) % STEPS;
-            // SAFETY: a word of the mapping, which nobody else has.
+            // SAFETY: a word of the mapping, to which no other reference exists.
             unsafe { self.word(step).write(next) };
             step = next;
         }
         for line in 0..BYTES / LINE {
-            // SAFETY: within the mapping; volatile, so that it is really read.
+            // SAFETY: within the mapping; volatile, so that the load is not optimized away.
             unsafe { self.0.as_ptr().add(line * LINE).read_volatile() };
         }
         #[cfg(target_arch = "x86_64")]
         for step in 0..STEPS {
-            // SAFETY: every x86-64 processor has the instruction; it changes nothing but caches.
+            // SAFETY: every x86-64 processor has the instruction; it only affects caches.
             unsafe { std::arch::x86_64::_mm_clflush(self.word(step).cast()) };
         }
     }
 
-    /// Whether all of it lies on this node.
+    /// Whether all pages lie on this node.
     fn is_on(&self, node: NodeId) -> bool {
         let start = self.0.as_ptr() as u64;
         let pages: Vec<_> = (start..start + BYTES as u64)
@@ -218,7 +219,7 @@ impl NodeBuffer {
 
 impl Drop for NodeBuffer {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and nothing points into it any more.
+        // SAFETY: the mapping is ours, and no pointer into it remains.
         unsafe { libc::munmap(self.0.as_ptr().cast(), BYTES) };
     }
 }

@@ -1,4 +1,4 @@
-//! The guest agent: tracks accesses, classifies ranges of virtual addresses, relocates pages.
+//! The guest agent: tracks accesses, ranks memory by heat, and moves pages between tiers.
 
 pub mod agent;
 pub mod balloon;

@@ -1,9 +1,9 @@
-//! HTTP for status, metrics, pause and resume, on a Unix socket and, when asked for, on TCP.
+//! HTTP server for status, metrics, pause and resume, on a Unix socket and optionally TCP.
 //!
 //! - `GET /v1/status`: the [`Status`](crate::status::Status) as JSON.
 //! - `GET /metrics`: the same for Prometheus.
-//! - `GET /v1/heat`: how hot which addresses are ([`Heat`](crate::heat::Heat)) as JSON; not over TCP, as
-//!   where a process has its memory is nobody else's business.
+//! - `GET /v1/heat`: heat of address ranges ([`Heat`](crate::heat::Heat)) as JSON. Not over TCP, because a process's
+//!   addresses are private.
 //! - `POST /v1/pause`, `POST /v1/resume`; not over TCP.
 
 use std::io;
@@ -25,26 +25,26 @@ use tokio::time::timeout;
 use crate::agent::Control;
 use crate::status::StatusCell;
 
-/// How long the agent may take to say how hot memory is: it does so between two moves.
+/// Time limit for the agent's heat report, which it makes between two moves.
 const LOOK_MAX: Duration = Duration::from_secs(3);
 
-/// Why the server does not start.
+/// An error that keeps the server from starting.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// The Unix socket cannot be made.
+    /// The Unix socket cannot be created.
     #[error(transparent)]
     Bind(#[from] BindError),
-    /// It cannot be served.
+    /// The server cannot listen.
     #[error("cannot listen on {place}: {source}; give another --socket or --listen")]
     Listen {
         /// Path or address.
         place: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// A running server. Dropped, it stops and removes its socket.
+/// A running server. Dropping it stops the server and removes its socket.
 #[derive(Debug)]
 pub struct Server {
     _file: SocketFile,
@@ -59,7 +59,7 @@ struct App {
 }
 
 impl Server {
-    /// Listens on `socket` (made for its owner only) and on `listen`, in a thread of its own.
+    /// Serves `socket` (created for its owner only) and `listen` in a thread.
     pub fn start(
         socket: &Path,
         listen: Option<SocketAddr>,
@@ -73,7 +73,7 @@ impl Server {
             .map(|addr| std::net::TcpListener::bind(addr).map_err(error(addr.to_string())))
             .transpose()?;
         let runtime = tokio::runtime::Builder::new_current_thread()
-            // Time too: a listener that finds no descriptor left waits.
+            // Timers are needed: a listener without free descriptors waits.
             .enable_all()
             .build()
             .map_err(error(socket.display().to_string()))?;
@@ -84,7 +84,7 @@ impl Server {
                 get(|State(app): State<App>| async move { Json(app.status.get()) }),
             )
             .route("/metrics", get(metrics));
-        // Over TCP anybody may come: nothing is changed there.
+        // TCP is not authenticated, so it gets no requests that change anything.
         let over_tcp = to_look_at.clone().with_state(app.clone());
         let app = to_look_at
             .route("/v1/heat", get(heat))
@@ -231,7 +231,7 @@ mod tests {
                 ..Heat::default()
             };
             status.heat.tell(heat);
-            // From here on nobody answers.
+            // From here on no agent answers.
             received
         });
         let told = ask(&socket, "GET /v1/heat").unwrap();

@@ -1,5 +1,4 @@
-//! What the agent tells about itself: one snapshot, made anew every epoch, for JSON and for
-//! Prometheus alike.
+//! The agent's status: a snapshot of each epoch, for JSON and Prometheus.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::heat::HeatCell;
 
-/// A snapshot of the agent. Counters count from its start.
+/// A snapshot of the agent. Counters start at its start.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Status {
     /// The agent's version.
@@ -23,7 +22,7 @@ pub struct Status {
     pub paused: bool,
     /// The tracker in use.
     pub tracker: String,
-    /// Trackers that were tried before it, and why they were not taken.
+    /// Trackers that were tried before and not used, with the reason.
     pub passed_over: Vec<String>,
     /// The tiers, the fastest first.
     pub tiers: Vec<TierStatus>,
@@ -31,45 +30,45 @@ pub struct Status {
     pub nodes_left_alone: Vec<String>,
     /// Epochs so far.
     pub epochs: u64,
-    /// Processes looked after.
+    /// Managed processes.
     pub targets: Vec<TargetStatus>,
-    /// Samples taken from the tracker.
+    /// Samples read from the tracker.
     pub samples: u64,
     /// Samples that the tracker lost.
     pub samples_lost: u64,
-    /// Records that belonged to nobody, were malformed or fell outside of every range.
+    /// Samples rejected as malformed, or outside of all managed processes and ranges.
     pub samples_rejected: u64,
-    /// Bytes that plans wanted to move and that were tried.
+    /// Bytes that the agent tried to move.
     pub tried_bytes: u64,
-    /// Bytes moved to fast memory, verified by node.
+    /// Bytes moved to fast memory, checked by node.
     pub promoted_bytes: u64,
-    /// Bytes moved to slow memory, verified by node.
+    /// Bytes moved to slow memory, checked by node.
     pub demoted_bytes: u64,
-    /// Time that moves took, but for what the host has ordered, milliseconds.
+    /// Time spent on moves, without those for the host, milliseconds.
     pub moves_cost_ms: u64,
-    /// Time that moves are estimated to have saved programs, less what they lost, milliseconds.
+    /// Estimated time that moves saved programs, less the time they lost, milliseconds.
     pub moves_benefit_ms: i64,
-    /// Whether it moves nothing for a while, because moving has brought less than it cost.
+    /// Whether moves are suspended because they brought less than they cost.
     pub is_resting: bool,
-    /// Bytes that did not move, by the kernel's reason.
+    /// Bytes that did not move, by the kernel's error.
     pub failed_bytes: BTreeMap<String, u64>,
-    /// Blocks that would not move and are left alone for a while.
+    /// Unmovable blocks that are skipped for a while.
     pub blocks_set_aside: u64,
-    /// Free fast memory above the kernel's watermarks, when last looked at.
+    /// Free fast memory above the kernel's watermarks, at the last check.
     pub fast_free_bytes: u64,
-    /// Bytes in use again and again that lie in fast memory.
+    /// Working set in fast memory, bytes.
     pub working_set_fast_bytes: u64,
-    /// Bytes in use again and again that lie in slow memory.
+    /// Working set in slow memory, bytes.
     pub working_set_slow_bytes: u64,
-    /// How many of a thousand samples fell into fast memory; null before there are any.
+    /// Samples in fast memory per thousand; null before the first sample.
     pub fast_hit_permille: Option<u16>,
-    /// Fast memory that the balloon still waits for, and that is left free for it.
+    /// Fast memory that is kept free for the balloon, bytes.
     pub balloon_wants_bytes: u64,
-    /// The last error that did not end the agent.
+    /// The last error after which the agent continued.
     pub last_error: Option<String>,
 }
 
-/// One tier.
+/// A tier.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TierStatus {
     /// Its nodes.
@@ -80,24 +79,24 @@ pub struct TierStatus {
     pub latency_ns: u32,
 }
 
-/// One process looked after.
+/// A managed process.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct TargetStatus {
-    /// Its number.
+    /// Its pid.
     pub pid: u32,
     /// Its command's name.
     pub comm: String,
-    /// Ranges that its address space is classified into.
+    /// Number of ranges of its address space with different heat.
     pub ranges: u64,
-    /// Parts of its memory that are not looked after because there are too many: the smallest.
+    /// Number of ranges beyond the limit, which are not managed: the smallest.
     pub ranges_left_out: u64,
     /// Decayed samples in them.
     pub heat: f64,
-    /// Bytes in fast memory, as far as known.
+    /// Bytes in fast memory, if known.
     pub fast_bytes: u64,
-    /// Bytes in slow memory, as far as known.
+    /// Bytes in slow memory, if known.
     pub slow_bytes: u64,
-    /// Memory of it that is never moved, and why.
+    /// Its memory that is left alone, with reasons.
     #[serde(default)]
     pub left_alone: Vec<LeftAlone>,
 }
@@ -107,7 +106,7 @@ pub struct TargetStatus {
 pub struct LeftAlone {
     /// Its resident bytes; null for the whole process.
     pub bytes: Option<u64>,
-    /// Why.
+    /// The reason.
     pub why: String,
 }
 
@@ -115,7 +114,7 @@ pub struct LeftAlone {
 #[derive(Debug, Clone, Default)]
 pub struct StatusCell {
     status: Arc<Mutex<Status>>,
-    /// Heat is told apart: on demand.
+    /// Heat, published on demand.
     pub heat: HeatCell,
 }
 
@@ -179,7 +178,7 @@ impl Collector for Snapshot {
         )?;
         counter(
             "samples_rejected",
-            "Records of nobody we follow",
+            "Malformed records, and records of other processes",
             None,
             s.samples_rejected,
         )?;
@@ -207,12 +206,7 @@ impl Collector for Snapshot {
             None,
             s.is_resting.into(),
         )?;
-        gauge(
-            "targets",
-            "Processes looked after",
-            None,
-            s.targets.len() as u64,
-        )?;
+        gauge("targets", "Managed processes", None, s.targets.len() as u64)?;
         gauge(
             "blocks_set_aside",
             "Blocks left alone after they failed",

@@ -1,9 +1,8 @@
-//! Keeps the agent and the balloon's relay going: the agent's whole life, from its configuration to
-//! its clean end.
+//! Runs the agent and the balloon's relay, from configuration to clean end.
 //!
-//! The relay outlives the agent. An error of the agent, or the end of the processes that it was given,
-//! must not take the balloon's link to the host along: where there is a relay, an agent that failed is
-//! started again after a pause. So is one whose tracker somebody else has.
+//! The relay outlives the agent: an agent that fails, or whose processes have ended, must not cut the balloon's link to
+//! the host. Where there is a relay, a failed agent is restarted after a pause. An agent whose tracker another process
+//! uses is restarted, too.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -27,47 +26,46 @@ use crate::status::StatusCell;
 use crate::targets::TargetFinder;
 use crate::tracker::{Choice, PassedOver, Settings, choose};
 
-/// How long after an error the agent is started again, where a relay goes on or the error may pass. Each time that fails the
-/// wait doubles, up to the most.
+/// Pause before a failed agent is restarted. Each further failure doubles it, up to a limit.
 const AGAIN: Duration = Duration::from_secs(5);
 const AGAIN_MAX: Duration = Duration::from_secs(60);
 
-/// Targets that are named at the start.
+/// Number of targets that are listed at the start.
 const NAMED: usize = 8;
 
-/// Nice level of the agent: its bursts are short and bounded by the rate limit, and while hot
-/// memory waits to be moved, the workload is slow.
+/// Nice level of the agent. Its bursts are short and bounded by the rate limit, and the workload is slow while hot
+/// memory waits to be moved.
 const NICE: libc::c_int = -10;
 
-/// Why nothing can be managed.
+/// An error that ends the command.
 #[derive(Debug, thiserror::Error)]
 pub enum SupervisorError {
-    /// The agent cannot start, or failed where no relay goes on.
+    /// The agent cannot start, or failed without a relay.
     #[error(transparent)]
     Agent(#[from] AgentError),
-    /// The system refuses what the agent cannot do without.
+    /// The system refuses a call that the agent needs.
     #[error("{what}; {hint}", what = .0.what, hint = .0.hint)]
     Refused(Advice),
-    /// No process that it is to look after may be looked at.
+    /// No target process may be inspected.
     #[error(
-        "cannot look at the memory of {0}, nor of any other process that was named; run as root, or grant CAP_SYS_PTRACE"
+        "cannot look at the memory of {0} and of the other named processes; run as root, or grant CAP_SYS_PTRACE"
     )]
     Unreadable(String),
     /// Status and metrics cannot be served.
     #[error(transparent)]
     Server(#[from] ServerError),
-    /// There is no relay where nothing else was asked for.
+    /// The relay was the only task, and it cannot start.
     #[error(transparent)]
     Link(#[from] LinkError),
 }
 
-/// Runs the agent on the system below `root`, with a relay where the configuration wants one and there
-/// is a port, until [`Control::Stop`] is received or its processes have ended. `controls` is where
-/// others find it: the server, the relay. `say` is told a line at a time what the agent works with and
-/// what is in its way, however little is logged.
+/// Runs the agent on the system below `root`, with a relay if configured and possible.
+///
+/// It runs until [`Control::Stop`] or until its processes have ended. Server and relay send commands to `controls`.
+/// `say` gets one line at a time: the agent's setup and its problems, at any log level.
 ///
 /// # Errors
-/// What does not fit, before anything is set up; later what ends the agent where no relay goes on.
+/// Invalid settings, before anything is set up. Later, errors that end the agent without a relay.
 pub fn run(
     root: &Path,
     config: &Config,
@@ -123,7 +121,7 @@ pub fn run(
                         return Ok(());
                     }
                     Ok(Ended::NothingLeft) => {
-                        tracing::info!("all processes to look after have ended");
+                        tracing::info!("all target processes have ended");
                         if link.is_none() {
                             return Ok(());
                         }
@@ -153,20 +151,20 @@ pub fn run(
     }
 }
 
-/// Only relays between the host and the balloon driver, until [`Control::Stop`].
+/// Runs only the relay between host and balloon driver, until [`Control::Stop`].
 ///
 /// # Errors
-/// There is no port, or it cannot be used.
+/// The port does not exist or cannot be used.
 pub fn relay(root: &Path, received: &Receiver<Control>) -> Result<(), LinkError> {
     let _link = Link::start(root, None)?;
     tracing::info!("relaying between the host and the balloon driver");
-    // Nothing is started, so that nothing fails.
+    // The start function does nothing and cannot fail.
     let _ = await_next(received, None, || Ok(()), |_| true);
     Ok(())
 }
 
-/// Undoes what an agent that was killed has left in the kernel, and says what that was. Where somebody else has DAMON, or
-/// nobody can, there is nothing to do.
+/// Cleans up after a killed agent in the kernel, and reports it. Does nothing if another process uses DAMON or the
+/// system has no DAMON.
 pub fn clean_up(root: &Path, say: &dyn Fn(&str)) {
     match damon::clean_up(root) {
         Ok(undone) => undone.into_iter().for_each(say),
@@ -174,8 +172,9 @@ pub fn clean_up(root: &Path, say: &dyn Fn(&str)) {
     }
 }
 
-/// Waits until an agent can be started again (never, without a pause to try it after) or until the end, which is `None`.
-/// An error that it does not go on after ends it.
+/// Waits until the agent can be restarted or should end (`None`). Without a pause it is never restarted.
+///
+/// An error that cannot pass ends the wait.
 fn await_next<A>(
     received: &Receiver<Control>,
     again_in: Option<Duration>,
@@ -193,10 +192,10 @@ fn await_next<A>(
         };
         match heard {
             Ok(Control::Stop) | Err(RecvTimeoutError::Disconnected) => {
-                tracing::info!("stopped; what is held stays held");
+                tracing::info!("stopped; the balloon keeps its memory");
                 return Ok(None);
             }
-            // There is no agent to do it; the relay lets the kernel reclaim.
+            // There is no agent to do this; the relay lets the kernel reclaim.
             Ok(Control::Pause | Control::Resume | Control::MakeRoom(_) | Control::Look) => {}
             Err(RecvTimeoutError::Timeout) => match start() {
                 Ok(agent) => return Ok(Some(agent)),
@@ -215,7 +214,7 @@ fn await_next<A>(
     }
 }
 
-/// An agent with the best tracker that there is now.
+/// Starts an agent with the best tracker available now.
 fn start(
     root: &Path,
     config: &Config,
@@ -250,11 +249,11 @@ fn start(
     Agent::new(root.to_owned(), config.clone(), effects, status.clone())
 }
 
-/// Says which tracker it is, why better ones were passed over, and what it may take.
+/// Reports the tracker, why better ones were not used, and its CPU limit.
 fn name_tracker(config: &Config, tracker: &str, passed_over: &[PassedOver], say: &dyn Fn(&str)) {
     let bound = match tracker {
         "damon" => format!(
-            " (accessed bits, looked at by the kernel's DAMON, for at most {} % of one CPU for each eight)",
+            " (accessed bits, looked at by the kernel's DAMON, for at most {} % of one CPU for each sixteen)",
             config.tracker_cpu_percent
         ),
         _ => String::new(),
@@ -265,7 +264,7 @@ fn name_tracker(config: &Config, tracker: &str, passed_over: &[PassedOver], say:
     }
 }
 
-/// Says what the agent works with and what is in its way.
+/// Reports the agent's setup and problems.
 fn introduce(
     root: &Path,
     finder: &TargetFinder,
@@ -328,13 +327,13 @@ fn introduce(
     Ok(())
 }
 
-/// Whether the kernel shows what a process maps. One that has ended meanwhile hides nothing.
+/// Whether the kernel shows a process's mappings. A process that has ended counts as readable.
 fn is_readable(root: &Path, pid: Pid) -> bool {
     let opened = File::open(root.join(format!("proc/{pid}/maps")));
     !opened.is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
 }
 
-/// The relay beside the agent; without one the agent goes on.
+/// Starts the relay. If it cannot start, the agent runs without it.
 fn link(root: &Path, status: &StatusCell, controls: &Sender<Control>) -> Option<Link> {
     let agent = BesideAgent {
         status: status.clone(),
@@ -346,7 +345,7 @@ fn link(root: &Path, status: &StatusCell, controls: &Sender<Control>) -> Option<
         .ok()
 }
 
-/// Takes precedence over ordinary processes, where that is permitted.
+/// Raises this process's priority, if permitted.
 fn raise_priority() {
     // SAFETY: setpriority takes numbers only.
     let refused = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) } != 0;
@@ -372,7 +371,7 @@ mod tests {
     use super::*;
     use crate::config::ConfigError;
 
-    /// DAMON's files with a kdamond that runs; its intervals tell whose it is.
+    /// DAMON's files with a running kdamond; its update interval identifies its owner.
     fn kdamond(update_us: &str) -> (tempfile::TempDir, PathBuf) {
         let root = tempfile::tempdir().unwrap();
         let admin = root.path().join("sys/kernel/mm/damon/admin/kdamonds");
@@ -396,7 +395,7 @@ mod tests {
 
     #[test]
     fn cleaning_up_ends_our_kdamond_and_nobody_elses() {
-        // Our own figure, and DAMON's default.
+        // The agent's interval, and DAMON's default.
         for (update_us, want) in [("1000003\n", ["0", "off"]), ("60000000\n", ["1", "on"])] {
             let (root, admin) = kdamond(update_us);
             let said = RefCell::new(vec![]);
@@ -406,7 +405,7 @@ mod tests {
                 .map(|file| std::fs::read_to_string(admin.join(file)).unwrap());
             assert_eq!(found.each_ref().map(|text| text.trim()), want);
         }
-        // Where there is no DAMON there is nothing to do.
+        // Without DAMON there is nothing to clean up.
         clean_up(tempfile::tempdir().unwrap().path(), &|line| {
             panic!("{line}")
         });
@@ -444,7 +443,7 @@ mod tests {
             Ok(Control::Resume),
             "it stopped at Stop"
         );
-        // An error that does not pass ends the wait.
+        // An error that cannot pass ends the wait.
         let failed = await_next(
             &received,
             pause,

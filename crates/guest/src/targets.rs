@@ -1,7 +1,7 @@
-//! Which processes the agent looks after.
+//! Finds the processes to manage.
 //!
-//! A pid alone is no identity: the system gives it to another process once its own has ended. So a process is its pid
-//! and the time when it started, from the moment when a person names it to each batch of pages that moves.
+//! A pid is no identity: the system reuses it after the process has ended. Hence a process is its pid and its start
+//! time, from the configuration to each move.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -12,46 +12,46 @@ use std::path::{Path, PathBuf};
 
 use demeter_policy::{ByteCount, PAGE_SIZE, Pid};
 
-/// The most processes at once. Beyond it the largest are taken.
+/// Maximum number of targets. Beyond it, the largest are chosen.
 pub const TARGETS_MAX: usize = 64;
 
-/// The most processes that are looked at to find those; the kernel's default `pid_max`.
+/// Maximum number of processes that are checked: the kernel's default `pid_max`.
 const PROCESSES_MAX: usize = 1 << 15;
 
-/// A process that is looked after counts as larger by this part of its size. Processes of nearly the same size would
-/// else change places for ever, and each change loses what is known of them.
+/// A managed process counts as larger by this part of its size. Otherwise, processes of nearly equal size would
+/// alternate, and each change would lose their heat.
 const INCUMBENT_PART: u64 = 8;
 
-/// The most cgroups below the one that was named.
+/// Maximum number of cgroups below a named one.
 const CGROUPS_MAX: usize = 4096;
 
-/// What the person asked for.
+/// The targets that the configuration names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TargetSpec {
-    /// These processes and the descendants that they have.
+    /// These processes and their descendants.
     Pids(Vec<Pid>),
     /// The processes of cgroups (v2) and of those below them.
     Cgroups(Vec<PathBuf>),
-    /// All processes with at least so much resident memory.
+    /// All processes of at least a resident size.
     All {
         /// The least resident size.
         resident_min: ByteCount,
     },
 }
 
-/// A process that stays itself: a pid alone may be given to another one.
+/// A target process, identified by pid and start time.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Target {
-    /// Its number.
+    /// Its pid.
     pub pid: Pid,
     /// When it started, clock ticks after boot.
     pub start_ticks: u64,
-    /// Its command's name, made fit to be shown: a process gives itself any bytes for a name.
+    /// Its command's name with special characters replaced, since a process can set any bytes.
     pub comm: String,
 }
 
 impl Target {
-    /// Whether the process is still there, and the pid not another one's.
+    /// Whether the process still runs; its pid may have been reused.
     pub fn is_there(&self, root: &Path) -> bool {
         let stat = fs::read(root.join(format!("proc/{}/stat", self.pid)));
         let stat = stat.unwrap_or_default();
@@ -59,60 +59,60 @@ impl Target {
     }
 }
 
-/// Why there are no targets.
+/// An error in finding targets.
 #[derive(Debug, thiserror::Error)]
 pub enum TargetsError {
-    /// None of the processes named is there.
+    /// A named process does not exist.
     #[error("process {0} is not there; give the pid of a running process")]
     NoProcess(Pid),
-    /// The process may be there, but /proc does not show it.
+    /// The process may exist, but /proc hides it.
     #[error(
         "process {pid} is not visible: /proc is mounted with {option}; run as root, grant CAP_SYS_PTRACE, or add \
          the agent to the group of the mount's gid="
     )]
     NotVisible {
-        /// Which.
+        /// Its pid.
         pid: Pid,
         /// The mount's option.
         option: String,
     },
-    /// A kernel thread has no memory of its own.
+    /// The process is a kernel thread, which has no memory of its own.
     #[error("process {0} is a kernel thread and has no memory to move; give the pid of a program")]
     KernelThread(Pid),
-    /// The cgroup is not there.
+    /// The cgroup does not exist.
     #[error("{path} is no cgroup v2 directory ({source}); see /sys/fs/cgroup for those there are")]
     NoCgroup {
-        /// What was named.
+        /// The path given.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// Something cannot be read, for want of descriptors, memory or /proc. It says nothing of who is
-    /// there.
+    /// A file cannot be read, for lack of descriptors, memory or /proc. Processes may still exist.
     #[error("cannot read {path}: {source}")]
     Read {
-        /// What.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// Finds targets below `root`, again and again while the agent runs.
+/// Finds targets below `root`, repeatedly.
 #[derive(Debug, Clone)]
 pub struct TargetFinder {
     root: PathBuf,
     spec: TargetSpec,
     own_pid: Pid,
-    /// When the processes that were named had started, of those that were there.
+    /// Start times of named processes that exist.
     named: BTreeMap<Pid, u64>,
-    /// The targets that were found last, and when they had started.
+    /// Targets found last, with start times.
     before: BTreeMap<Pid, u64>,
 }
 
 impl TargetFinder {
-    /// A finder that never returns the agent itself, or processes of its own. Pids mean the processes that have them
-    /// now.
+    /// Creates a finder. It never returns the agent itself or its children.
+    ///
+    /// Pids mean the processes that have them now.
     pub fn new(root: &Path, spec: TargetSpec) -> Self {
         let mut finder = Self {
             root: root.into(),
@@ -128,7 +128,7 @@ impl TargetFinder {
         finder
     }
 
-    /// Checks that what the person named is there.
+    /// Checks that the named processes or cgroups exist.
     pub fn check(&self) -> Result<(), TargetsError> {
         if let TargetSpec::Cgroups(paths) = &self.spec {
             for path in paths {
@@ -143,21 +143,19 @@ impl TargetFinder {
         self.clone().find().map(drop)
     }
 
-    /// Says what /proc does not show, where it hides the processes of others; nothing where all are visible.
+    /// Describes how /proc hides other users' processes; `None` if it does not.
     pub fn hidden(&self) -> Option<String> {
         let mounts = fs::read_to_string(self.root.join("proc/mounts")).ok()?;
         let option = hidepid(&mounts)?;
-        // Process 1 is always there, and hardly ever the agent's own user's.
+        // Process 1 always exists, and rarely belongs to the agent's user.
         let sees_others = fs::read(self.proc(Pid(1), "statm")).is_ok_and(|statm| !statm.is_empty());
         (!sees_others).then(|| option.to_string())
     }
 
-    /// The targets that are there now, by pid, at most [`TARGETS_MAX`]: the largest. Kernel threads
-    /// and processes that end meanwhile are passed over. A cgroup that has gone is an empty one: its
-    /// service may be started anew.
+    /// The present targets, by pid: the largest, at most [`TARGETS_MAX`].
     ///
-    /// With [`TargetSpec::Pids`] it is an error when none is left: whoever named them waits for
-    /// nothing else.
+    /// Kernel threads and processes that end meanwhile are skipped. A removed cgroup counts as empty, since its service
+    /// may be restarted. With [`TargetSpec::Pids`] it is an error if all named processes have ended.
     pub fn find(&mut self) -> Result<Vec<Target>, TargetsError> {
         let pids = match &self.spec {
             TargetSpec::Pids(pids) => {
@@ -210,7 +208,7 @@ impl TargetFinder {
         Ok(targets)
     }
 
-    /// Why a process that was named is no target.
+    /// The reason why a named process is no target.
     fn missing(&self, pid: Pid) -> TargetsError {
         let stat = fs::read(self.proc(pid, "stat")).unwrap_or_default();
         match (parse_stat(&stat), self.hidden()) {
@@ -233,7 +231,7 @@ impl TargetFinder {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// Resident memory (statm's second field); none for kernel threads and who has gone.
+    /// Resident memory (statm's second field); `None` for kernel threads and ended processes.
     fn resident(&self, pid: Pid) -> Result<Option<ByteCount>, TargetsError> {
         let statm = read(&self.proc(pid, "statm"))?;
         let pages = numbers(&statm).nth(1);
@@ -250,10 +248,10 @@ impl TargetFinder {
         }))
     }
 
-    /// `pids` and all their descendants that are there, by `/proc/PID/task/TID/children`
-    /// (CONFIG_PROC_CHILDREN; without it, the processes alone). Those named come first, and then
-    /// children before grandchildren, so that one that forks without end displaces none of them. A child whose pid
-    /// is another one's by now has another parent.
+    /// `pids` and their descendants, from `/proc/PID/task/TID/children` (CONFIG_PROC_CHILDREN).
+    ///
+    /// Without that file, only `pids`. Named processes come first, then children before grandchildren, so that a
+    /// process that forks endlessly displaces no other. A child whose pid was reused has another parent.
     fn with_descendants(&self, pids: &[Pid]) -> Result<BTreeSet<u32>, TargetsError> {
         let mut found = BTreeSet::new();
         let mut todo: VecDeque<(u32, Option<u32>)> = pids.iter().map(|pid| (pid.0, None)).collect();
@@ -278,7 +276,7 @@ impl TargetFinder {
         Ok(found)
     }
 
-    /// The processes of a cgroup (v2) and of those below it.
+    /// Processes of a cgroup (v2) and of the cgroups below it.
     pub fn in_cgroup(&self, path: &Path) -> Result<BTreeSet<u32>, TargetsError> {
         let mut found = BTreeSet::new();
         let mut todo = vec![self.cgroup(path)];
@@ -292,31 +290,30 @@ impl TargetFinder {
     }
 }
 
-/// The file of a cgroup (v2) that names its processes.
+/// The file that lists a cgroup's processes (v2).
 const CGROUP_PROCS: &str = "cgroup.procs";
 
-/// A process as proc(5)'s stat describes it.
+/// A process's stat file, see proc(5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stat<'a> {
     /// Its command's name: any bytes.
     pub comm: &'a [u8],
     /// Its parent's pid.
     pub parent: u32,
-    /// It has no memory of its own.
+    /// It is a kernel thread, which has no memory of its own.
     pub is_kernel_thread: bool,
     /// When it started, clock ticks after boot.
     pub start_ticks: u64,
 }
 
-/// Reads the text of a stat file. The name is in parentheses, and is any bytes: parentheses, spaces, line feeds, no
-/// text at all.
+/// Parses a stat file. The name is in parentheses and may contain any bytes, even parentheses and line feeds.
 pub fn parse_stat(stat: &[u8]) -> Option<Stat<'_>> {
-    /// In the flags of a task (linux/sched.h).
+    /// A kernel thread's flag (linux/sched.h).
     const PF_KTHREAD: u64 = 0x0020_0000;
     let open = stat.iter().position(|&b| b == b'(')?;
     let close = stat.iter().rposition(|&b| b == b')')?;
     let comm = stat.get(open + 1..close)?;
-    // Behind the name follows field 3, the state.
+    // After the name comes field 3, the state.
     let rest = stat.get(close + 1..)?.trim_ascii_start();
     let mut fields = numbers(rest.get(1..)?);
     Some(Stat {
@@ -327,7 +324,7 @@ pub fn parse_stat(stat: &[u8]) -> Option<Stat<'_>> {
     })
 }
 
-/// The option by which /proc hides processes of others, in the text of a mounts file.
+/// The option in a mounts file with which /proc hides other users' processes.
 fn hidepid(mounts: &str) -> Option<&str> {
     let mut options = mounts.lines().filter_map(|line| {
         let mut fields = line.split(' ').skip(1);
@@ -338,7 +335,7 @@ fn hidepid(mounts: &str) -> Option<&str> {
         .find(|option| !matches!(*option, "hidepid=0" | "hidepid=off"))
 }
 
-/// Numbers between white space. One that is no number stands for zero.
+/// Numbers separated by white space; 0 for other words.
 fn numbers(text: &[u8]) -> impl Iterator<Item = u64> {
     let words = text.split(u8::is_ascii_whitespace);
     let words = words.filter(|word| !word.is_empty());
@@ -356,12 +353,12 @@ fn pids_in(text: &[u8]) -> impl Iterator<Item = u32> {
         .filter(|&pid| pid > 0)
 }
 
-/// What a file of /proc or of a cgroup says; nothing if it has gone, or is not for us.
+/// Contents of a file in /proc or a cgroup; empty if it is gone or not readable for us.
 fn read(path: &Path) -> Result<Vec<u8>, TargetsError> {
     unless_gone(path, fs::read(path)).map(Option::unwrap_or_default)
 }
 
-/// What is in such a directory.
+/// Entries of such a directory.
 fn entries(dir: &Path) -> Result<impl Iterator<Item = DirEntry>, TargetsError> {
     let entries = unless_gone(dir, fs::read_dir(dir))?;
     Ok(entries.into_iter().flatten().flatten())
@@ -376,8 +373,9 @@ pub(crate) fn numbers_in(dir: &Path) -> Result<BTreeSet<u32>, TargetsError> {
         .collect())
 }
 
-/// Nothing is there any more (ENODEV: a cgroup that was removed while it was open), there is none of
-/// that kind (EOPNOTSUPP: a cgroup of threads), or it is not for us; all else is an error.
+/// Maps "gone" and "not permitted" to `None`; other errors are returned.
+///
+/// ENODEV: the cgroup was removed while open. EOPNOTSUPP: a threaded cgroup.
 fn unless_gone<T>(path: &Path, result: io::Result<T>) -> Result<Option<T>, TargetsError> {
     match result {
         Ok(found) => Ok(Some(found)),

@@ -1,6 +1,7 @@
-//! DAMON on a real kernel. Needs root, a kernel with DAMON and tracefs, and nobody else using
-//! DAMON; a VM will do: build this test static, make it part of an initramfs and run it with
-//! `--ignored --nocapture`.
+//! Tests DAMON on a real kernel.
+//!
+//! It needs root, a kernel with DAMON and tracefs, and no other user of DAMON. A VM suffices: build this test static,
+//! put it into an initramfs and run it with `--ignored --nocapture`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -26,7 +27,7 @@ fn a_hot_eighth_stands_out() {
     let admin = Path::new("/sys/kernel/mm/damon/admin/kdamonds");
     let mut tracker = DamonTracker::new(&Settings::default()).unwrap();
     tracker.set_targets(&[process.pid()]).unwrap();
-    // Events and exposure of each block.
+    // Events and observation time of each block.
     let mut seen: BTreeMap<Block, (f64, f64)> = BTreeMap::new();
     for epoch in 1..=EPOCHS {
         std::thread::sleep(EPOCH);

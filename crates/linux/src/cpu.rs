@@ -1,21 +1,21 @@
-//! CPU time that was spent.
+//! CPU time of threads.
 
 use std::path::Path;
 use std::time::Duration;
 
 use demeter_policy::Pid;
 
-/// A thread's time since it began.
+/// A thread's scheduling times since it began.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Scheduled {
-    /// It ran.
+    /// Time on a CPU.
     pub ran: Duration,
-    /// It would have run, but no CPU was free.
+    /// Time that it was runnable without a CPU.
     pub waited: Duration,
 }
 
 impl Scheduled {
-    /// What came since.
+    /// The difference to an earlier reading.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         Self {
@@ -25,8 +25,8 @@ impl Scheduled {
     }
 }
 
-/// A thread's time: the first two fields of its `schedstat`, nanoseconds
-/// (Documentation/scheduler/sched-stats.rst). Nothing where the kernel does not tell.
+/// A thread's times, from the first two fields of its `schedstat`, in nanoseconds
+/// (Documentation/scheduler/sched-stats.rst). `None` if the kernel does not report them.
 pub fn scheduled(root: &Path, thread: Pid) -> Option<Scheduled> {
     let text = std::fs::read_to_string(root.join(format!("proc/{thread}/schedstat"))).ok()?;
     let mut fields = text.split_whitespace();
@@ -37,27 +37,28 @@ pub fn scheduled(root: &Path, thread: Pid) -> Option<Scheduled> {
     })
 }
 
-/// What a thread has spent since it began. Nothing where the kernel does not tell.
+/// CPU time of a thread since it began; `None` if the kernel does not report it.
 pub fn of(root: &Path, thread: Pid) -> Option<Duration> {
     Some(scheduled(root, thread)?.ran)
 }
 
-/// A thread, where it ran last, and for how long in all.
+/// A thread's last CPU and total time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LastRun {
     /// The thread.
     pub thread: Pid,
     /// The CPU.
     pub cpu: u32,
-    /// Its time since it began, ticks of the kernel's clock.
+    /// Its CPU time since it began, in ticks.
     pub ticks: u64,
 }
 
-/// Most threads of a process that are looked at.
+/// Maximum number of threads read per process.
 pub const THREADS_MAX: usize = 256;
 
-/// Where the threads of a process ran last: fields 14, 15 and 39 of their `stat` (proc_pid_stat(5)). None of a process that
-/// has gone; of a process with many threads some.
+/// Where the threads of a process ran last: fields 14, 15 and 39 of `stat` (proc_pid_stat(5)).
+///
+/// Empty if the process has ended; incomplete if it has many threads.
 pub fn last_runs(root: &Path, process: Pid) -> Vec<LastRun> {
     let Ok(threads) = std::fs::read_dir(root.join(format!("proc/{process}/task"))) else {
         return vec![];
@@ -66,7 +67,7 @@ pub fn last_runs(root: &Path, process: Pid) -> Vec<LastRun> {
         let entry = entry.ok()?;
         let thread = Pid(entry.file_name().to_str()?.parse().ok()?);
         let stat = std::fs::read(entry.path().join("stat")).ok()?;
-        // The name is in parentheses and is any bytes; field 3 follows.
+        // The name in parentheses may contain any bytes; field 3 follows.
         let name_end = stat.iter().rposition(|&byte| byte == b')')?;
         let rest = str::from_utf8(stat.get(name_end + 1..)?).ok()?;
         let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
@@ -80,12 +81,12 @@ pub fn last_runs(root: &Path, process: Pid) -> Vec<LastRun> {
     threads.take(THREADS_MAX).filter_map(thread).collect()
 }
 
-/// What this thread has spent.
+/// CPU time of this thread.
 pub fn of_this_thread() -> Duration {
     read_clock(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
-/// Nanoseconds of the monotonic clock, which a tracepoint's records tell, too.
+/// The monotonic clock, which tracepoint records use, too; nanoseconds.
 pub fn monotonic_ns() -> u64 {
     u64::try_from(read_clock(libc::CLOCK_MONOTONIC).as_nanos()).unwrap_or(u64::MAX)
 }

@@ -1,5 +1,6 @@
-//! What agent and controller ask of a Linux kernel: nodes, mappings, where pages lie and moving them,
-//! DAMON, perf's rings. Nothing here decides anything.
+//! Interfaces of the Linux kernel for agent and controller.
+//!
+//! Nodes, mappings, page placement, DAMON and perf rings. No decisions are made here.
 
 pub mod cpu;
 pub mod damon;

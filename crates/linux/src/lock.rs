@@ -1,23 +1,23 @@
-//! One Demeter at a time per source of samples.
+//! A lock that gives one Demeter process exclusive use of a source of samples.
 
 use std::fs::File;
 
-/// A file whose lock (flock(2)) is ours.
+/// A file that we have locked with flock(2).
 ///
-/// The lock ends with this value. Closing the file would not do: the lock is the open file's, and that
-/// lives on while anybody refers to it, be it a child before its exec or a reader of
-/// `/proc/PID/fd`. It ends with the process at the latest, and leaves nothing behind.
+/// Dropping it unlocks the file explicitly. Closing would not suffice: the lock belongs to the open file description.
+/// That lives while anything refers to it, such as a child before its exec or a reader of `/proc/PID/fd`. The lock ends
+/// with the process at the latest, and leaves nothing behind.
 #[derive(Debug)]
 pub struct LockedFile(File);
 
 impl LockedFile {
-    /// Takes the lock; `None` if somebody else has it, or the file cannot be locked.
+    /// Takes the lock; `None` if it is taken, or the file cannot be locked.
     pub fn try_new(file: File) -> Option<Self> {
-        // Lazily: a value that was made would unlock the file when it is dropped.
+        // Lazily, because dropping a value unlocks the file.
         file.try_lock().is_ok().then(|| Self(file))
     }
 
-    /// The file.
+    /// The locked file.
     pub fn file(&self) -> &File {
         &self.0
     }
@@ -25,7 +25,7 @@ impl LockedFile {
 
 impl Drop for LockedFile {
     fn drop(&mut self) {
-        // Fails for a descriptor that is not open only, and ours is.
+        // Unlocking fails only for a closed descriptor, and ours is open.
         let _ = self.0.unlock();
     }
 }

@@ -1,7 +1,6 @@
-//! Memory shared with a writer that is not trusted: the kernel's perf ring, the lab's device.
+//! Memory shared with an untrusted writer: the kernel's perf ring, the lab's device.
 //!
-//! Everything is read and written through atomics, so that a writer on the other side can make
-//! a value wrong but never make reading it undefined.
+//! All accesses are atomic. The writer can make a value wrong, but cannot make reading it undefined behaviour.
 
 use std::io;
 use std::ops::Range;
@@ -16,15 +15,14 @@ pub struct Mapping {
     len: usize,
 }
 
-// SAFETY: the mapping belongs to this value alone and is reached only through atomics.
+// SAFETY: this value owns the mapping, which is accessed only through atomics.
 unsafe impl Send for Mapping {}
 
 impl Mapping {
-    /// Maps the first `len` bytes. The file must stay at least that long: a BAR of a PCI device
-    /// and a perf event do.
+    /// Maps the first `len` bytes. The file must not become shorter; a PCI device's BAR and a perf event do not.
     pub fn new(file: &impl AsFd, len: usize) -> io::Result<Self> {
         let fd = file.as_fd().as_raw_fd();
-        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing of ours.
+        // SAFETY: a new mapping at an address that the kernel chooses aliases nothing of ours.
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -45,24 +43,23 @@ impl Mapping {
     /// The 32-bit word at a byte offset.
     ///
     /// # Panics
-    /// If the word does not lie inside or is not aligned: offsets are the caller's, checked
-    /// against the length when the layout is accepted, never taken from the other side as is.
+    /// The word is not inside, or not aligned. The caller checks offsets against the length when it accepts the layout,
+    /// and never takes them from the other side as they are.
     pub fn u32_at(&self, offset: usize) -> &AtomicU32 {
         assert!(offset.is_multiple_of(4) && offset <= self.len - 4);
-        // SAFETY: inside the mapping and aligned (the base is page-aligned); lives as long as
-        // `self`; every access on our side is atomic.
+        // SAFETY: inside the mapping and aligned (the base is page-aligned); lives as long as `self`; all our accesses
+        // are atomic.
         unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }
 
-    /// The 64-bit word at a byte offset; panics as [`Self::u32_at`] does.
+    /// The 64-bit word at a byte offset. Panics like [`Self::u32_at`].
     pub fn u64_at(&self, offset: usize) -> &AtomicU64 {
         assert!(offset.is_multiple_of(8) && offset <= self.len - 8);
         // SAFETY: as in `u32_at`.
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }
 
-    /// Appends a copy of the 8-byte-aligned `range` of bytes to `out`; panics as
-    /// [`Self::u32_at`] does.
+    /// Appends a copy of the 8-byte-aligned `range` of bytes to `out`. Panics like [`Self::u32_at`].
     pub fn copy(&self, range: Range<usize>, out: &mut Vec<u8>) {
         for offset in range.step_by(8) {
             let word = self.u64_at(offset).load(Ordering::Relaxed);
@@ -73,17 +70,15 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: base and len are those of the mapping made in `new`; no reference into it
-        // outlives `self`.
+        // SAFETY: base and len are those of the mapping made in `new`; no reference into it outlives `self`.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
 
-/// Where the unread part of a ring lies: `[tail, head)` modulo `capacity`, as one piece or, where
-/// it wraps around, two. `head` and `tail` count from the ring's beginning for ever.
+/// The unread part of a ring: `[tail, head)` modulo `capacity`, in one or two pieces.
 ///
-/// `None` when the writer claims more than the ring can hold, which is also what a head that ran
-/// backwards looks like. `capacity` is not zero.
+/// `head` and `tail` count bytes since the ring's creation. `None` if the writer claims more than the ring can hold, or
+/// its head ran backwards. `capacity` is not zero.
 pub fn unread(head: u64, tail: u64, capacity: u64) -> Option<[Range<u64>; 2]> {
     let len = head.wrapping_sub(tail);
     if len > capacity {
@@ -127,7 +122,7 @@ mod tests {
         fn unread_pieces_lie_in_the_ring_in_order(
             tail in any::<u64>(), len in 0u64..5000, log in 0u32..12,
         ) {
-            // Rings of other sizes than powers of two would jump when the counters wrap.
+            // The positions of other ring sizes would jump when the counters wrap.
             let capacity = 1u64 << log;
             let pieces = unread(tail.wrapping_add(len), tail, capacity);
             prop_assert_eq!(pieces.is_some(), len <= capacity);

@@ -1,4 +1,4 @@
-//! A process's address space, as `/proc/PID/maps` tells it (proc(5)).
+//! Reads a process's address space from `/proc/PID/maps` (proc(5)).
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -6,106 +6,105 @@ use std::path::{Path, PathBuf};
 
 use demeter_policy::{BLOCK_SIZE, Block, GuestVirtAddr, Pid, VirtRange};
 
-/// Most ranges that are kept of one process: the largest. A program may have 65,530 mappings
-/// (`vm.max_map_count`), and 64 such programs must not make the agent grow.
+/// Maximum number of ranges kept per process: the largest. A program may have 65,530 mappings (`vm.max_map_count`), and
+/// 64 such programs must not make the agent grow.
 pub const RANGES_MAX: usize = 4096;
 
-/// Most bytes that are read of one maps file: about 400,000 mappings.
+/// Maximum number of bytes read from a maps file: about 400,000 mappings.
 const MAPS_BYTES_MAX: u64 = 32 << 20;
 
-/// Longest line that is kept: addresses and a path of PATH_MAX bytes.
+/// Longest line: addresses and a path of PATH_MAX bytes.
 const LINE_BYTES_MAX: u64 = 8 << 10;
 
 /// One mapping (virtual memory area) of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Vma {
-    /// The addresses that it covers.
+    /// Its addresses.
     pub range: VirtRange,
     /// The process may read it.
     pub readable: bool,
     /// The process may write it.
     pub writable: bool,
-    /// What backs it.
+    /// The kind of its memory.
     pub kind: VmaKind,
-    /// Which part of which object, where other processes may map the same pages.
+    /// The mapped part of an object that other processes may map, too.
     pub backing: Option<Backing>,
 }
 
-/// A file, or shared memory, as a mapping names it: the same for all who map it.
+/// The identity of a file or shared memory, equal for all who map it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectId {
-    /// The file system's device, major and minor number.
+    /// The file system's device: major and minor number.
     device: (u32, u32),
     inode: u64,
-    /// System V shared memory is numbered by itself, on the device of all other shared memory.
+    /// System V shared memory has its own numbers, on the device of all shared memory.
     is_sysv: bool,
 }
 
-/// The part of an object that a mapping shows.
+/// The part of an object that is mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backing {
     /// Which object.
     pub object: ObjectId,
-    /// The byte of it that the mapping begins with.
+    /// Offset of the mapping's first byte.
     pub offset: u64,
 }
 
-/// What backs a mapping.
+/// The kind of a mapping's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VmaKind {
-    /// Private anonymous memory, the heap included.
+    /// Private anonymous memory, including the heap.
     Anonymous,
     /// Shared memory: shared anonymous, memfd, System V, /dev/shm.
     Shmem,
-    /// A file, private or shared: the page cache, and what a process wrote of its own. Shared memory of a tmpfs
-    /// other than /dev/shm passes for one.
+    /// A file, private or shared: its page cache, and the process's private copies. Includes shared memory on a tmpfs
+    /// other than /dev/shm.
     File,
     /// The main thread's stack.
     Stack,
-    /// What no page can be moved of: the kernel's own (vdso, vvar, vsyscall, uprobes), devices, huge pages that
-    /// were reserved.
+    /// Memory whose pages cannot be moved: the kernel's own (vdso, vvar, vsyscall, uprobes), devices, hugetlb pages.
     Special,
 }
 
-/// Why a process's mappings could not be read.
+/// An error in reading a process's mappings.
 #[derive(Debug, thiserror::Error)]
 pub enum MapsError {
     /// The process has ended.
     #[error("process {0} has gone")]
     Gone(Pid),
-    /// The file is there, the system refused to read it.
+    /// The file exists but cannot be read.
     #[error("cannot read {path}: {source}")]
     Io {
         /// The maps file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// Memory of a process that may be moved.
+/// Movable memory of a process.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Movable {
     /// Anonymous and shared memory, and files of which at least a block is mapped: sorted, disjoint, at most
     /// [`RANGES_MAX`].
     pub pieces: Vec<Piece>,
-    /// Smaller pieces that are left out.
+    /// Number of smaller pieces beyond the limit.
     pub left_out: u64,
-    /// Blocks that hold memory which must stay where it is: sorted, disjoint. Memory moves by the block.
+    /// Blocks with memory that must not move, since memory moves by the block: sorted, disjoint.
     pub forbidden: Vec<VirtRange>,
 }
 
-/// A piece of memory that may be moved.
+/// A piece of movable memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
-    /// Where. Memory of the process's own that touches is one piece.
+    /// Its addresses. Adjacent private memory is one piece.
     pub range: VirtRange,
-    /// Which part of which object, if others may map it, too.
+    /// The mapped part of an object, if others may map it, too.
     pub backing: Option<Backing>,
 }
 
 impl Movable {
-    /// The parts of sorted, disjoint ranges that lie in no forbidden block, where they touch joined.
+    /// The parts of sorted, disjoint ranges outside of forbidden blocks. Adjacent parts are joined.
     pub fn without_forbidden(&self, ranges: impl IntoIterator<Item = VirtRange>) -> Vec<VirtRange> {
         let mut left: Vec<VirtRange> = vec![];
         for range in ranges {
@@ -124,7 +123,7 @@ impl Movable {
     }
 }
 
-/// Appends a range that begins behind the last one's start; where they touch or overlap, they are one.
+/// Appends a range that starts after the last one's start; adjacent or overlapping ranges are joined.
 fn join(ranges: &mut Vec<VirtRange>, range: Option<VirtRange>) {
     let Some(range) = range else { return };
     match ranges.last_mut().filter(|last| last.end() >= range.start()) {
@@ -136,17 +135,17 @@ fn join(ranges: &mut Vec<VirtRange>, range: Option<VirtRange>) {
     }
 }
 
-/// The mappings of a process: sorted, disjoint, of more than [`RANGES_MAX`] the largest.
+/// Reads the mappings of a process: sorted, disjoint, the largest [`RANGES_MAX`].
 ///
-/// Lines that are malformed or overlap an earlier one are passed over: the kernel writes the
-/// file page by page while the process goes on mapping.
+/// Malformed lines and lines that overlap an earlier one are skipped: the kernel writes the file page by page while the
+/// process goes on mapping.
 pub fn read_maps(root: &Path, pid: Pid) -> Result<Vec<Vma>, MapsError> {
     let mut found = Largest::new(|vma: &Vma| vma.range.len().0);
     for_each_of(root, pid, |vma| found.push(vma))?;
     Ok(found.finish().0)
 }
 
-/// The memory of a process that may be moved. `may_move` is asked for each mapping that has pages which can be.
+/// Reads the movable memory of a process. `may_move` is asked about each mapping with movable pages.
 pub fn read_movable(
     root: &Path,
     pid: Pid,
@@ -157,7 +156,7 @@ pub fn read_movable(
     Ok(found.finish())
 }
 
-/// The mappings in the text of a maps file, as [`read_maps`] has them.
+/// Parses a maps file as [`read_maps`] does.
 pub fn parse_maps(text: &str) -> Vec<Vma> {
     let mut found = Largest::new(|vma: &Vma| vma.range.len().0);
     // Reading from memory does not fail.
@@ -165,7 +164,7 @@ pub fn parse_maps(text: &str) -> Vec<Vma> {
     found.finish().0
 }
 
-/// Sorts mappings into what may be moved and what not.
+/// Divides mappings into movable and forbidden memory.
 struct Sorting {
     pieces: Largest<Piece>,
     forbidden: Vec<VirtRange>,
@@ -190,7 +189,7 @@ impl Sorting {
         }
         let is_movable = match vma.kind {
             VmaKind::Anonymous | VmaKind::Shmem => true,
-            // A program maps dozens of small libraries, which many share.
+            // A program maps dozens of small libraries, which many programs share.
             VmaKind::File => vma.range.len().0 >= BLOCK_SIZE,
             VmaKind::Stack | VmaKind::Special => false,
         };
@@ -235,8 +234,9 @@ fn for_each_of(root: &Path, pid: Pid, each: impl FnMut(Vma)) -> Result<(), MapsE
     })
 }
 
-/// Calls `each` with the mappings in a maps file, in order, without overlap. No more of the text
-/// than a line is in memory; of paths, which may be any bytes, it matters only how they begin.
+/// Calls `each` with the mappings in a maps file, in order, without overlap.
+///
+/// At most one line of text is in memory. Paths may contain any bytes; only their beginnings matter.
 fn for_each(mut maps: impl BufRead, mut each: impl FnMut(Vma)) -> io::Result<()> {
     let mut end = GuestVirtAddr(0);
     let mut line = vec![];
@@ -254,8 +254,7 @@ fn for_each(mut maps: impl BufRead, mut each: impl FnMut(Vma)) -> io::Result<()>
     }
 }
 
-/// The largest [`RANGES_MAX`] of what is pushed, in the order in which it was; no more than twice as
-/// many are in memory.
+/// The largest [`RANGES_MAX`] of the pushed elements, in their order. At most twice as many are in memory.
 struct Largest<T> {
     kept: Vec<T>,
     len: fn(&T) -> u64,
@@ -288,7 +287,7 @@ impl<T> Largest<T> {
         };
         let mut lengths: Vec<u64> = self.kept.iter().map(self.len).collect();
         let (_, &mut longest, _) = lengths.select_nth_unstable(surplus - 1);
-        // Of those as long as the longest that must go, the first go.
+        // If several have the same length at the limit, the first are dropped.
         let shorter = lengths.iter().filter(|&&len| len < longest).count();
         let mut as_long = surplus - shorter;
         let len = self.len;
@@ -318,7 +317,7 @@ fn parse_line(line: &str) -> Option<Vma> {
     let (path, is_shared, writable) = (rest.trim_start(), sharing == b's', write == b'w');
     let kind = kind_of(path, is_shared);
     let backing = backing(offset?, device?, inode?, path.starts_with("/SYSV"));
-    // Pages of a private mapping that a process writes become its own.
+    // Pages of a private mapping become private when the process writes them.
     let is_common = matches!(kind, VmaKind::Shmem | VmaKind::File) && (is_shared || !writable);
     Some(Vma {
         range: VirtRange::new(address(start)?, address(end)?)?,
@@ -355,8 +354,8 @@ fn address(hex: &str) -> Option<GuestVirtAddr> {
     u64::from_str_radix(hex, 16).ok().map(GuestVirtAddr)
 }
 
-/// How names begin behind which there is no page cache: devices, registers of PCI devices, MAP_HUGETLB, and memory that
-/// the kernel itself cannot read.
+/// Path prefixes without page cache: devices, registers of PCI devices, MAP_HUGETLB, and memory that the kernel itself
+/// cannot read.
 const NO_FILES: [&str; 5] = ["/dev/", "/sys/", "/proc/", "/anon_hugepage", "/secretmem"];
 
 fn kind_of(path: &str, shared: bool) -> VmaKind {
@@ -368,11 +367,11 @@ fn kind_of(path: &str, shared: bool) -> VmaKind {
         "" | "[heap]" => VmaKind::Anonymous,
         "[stack]" => VmaKind::Stack,
         _ if path.starts_with("[anon:") => VmaKind::Anonymous,
-        // Shared anonymous memory shows as /dev/zero; a private mapping of it is anonymous.
+        // Shared anonymous memory appears as /dev/zero; a private mapping of it is anonymous.
         _ if path.starts_with("/dev/zero") && !shared => VmaKind::Anonymous,
         _ if path.starts_with("/dev/zero") || is_shmem => VmaKind::Shmem,
         _ if NO_FILES.iter().any(|start| path.starts_with(start)) => VmaKind::Special,
-        // As "[vdso]" and "anon_inode:[perf_event]".
+        // Such as "[vdso]" and "anon_inode:[perf_event]".
         _ if !path.starts_with('/') => VmaKind::Special,
         _ => VmaKind::File,
     }
@@ -435,7 +434,7 @@ nonsense
     fn a_mapping_bomb_leaves_the_largest_and_their_number() {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(root.path().join("proc/7")).unwrap();
-        // No two touch, or they would be joined; each tenth has a megabyte.
+        // No two ranges are adjacent, or they would be joined; every tenth is 1 MiB long.
         let count = 4 * RANGES_MAX as u64 + 3;
         let line = |i: u64| {
             let (start, pages) = (i << 24, if i % 10 == 9 { 256 } else { 1 });

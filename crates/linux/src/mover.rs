@@ -1,24 +1,22 @@
-//! Moves a batch of blocks, and verifies by node what became of them.
+//! Moves a batch of blocks, and verifies the result by node.
 //!
 //! # Approach
-//! The kernel moves a huge page whole by the address of any part of it, while more than one
-//! address of it in a call breaks the kernel's batching. So a batch first moves the first page
-//! of each block; where the rest did not follow, the block consists of smaller pages, and their
-//! addresses follow in a second call. For a process whose blocks turned out that way the first
-//! call is left out, but for every sixteenth batch.
+//! The kernel moves a huge page as a whole by the address of any part of it. More than one of its addresses in a call
+//! breaks the kernel's batching. Hence a batch first moves the first page of each block. If the rest did not follow,
+//! the block consists of smaller pages, and a second call moves these. For a process with small pages the first call is
+//! skipped, except in every sixteenth batch.
 //!
-//! Where the system wants huge pages anyway (`collapse`), the small pages of a block are made one
-//! before they are promoted: that costs no more than moving them one by one, leaves fast memory
-//! in one piece, takes the pages that demoted huge ones have freed, and gives hot memory the
-//! TLB's full reach. The kernel fills a block's holes with zeros then, so a block is made huge only where it has
-//! hardly any.
+//! If the system wants huge pages (`collapse`), the small pages of a block become one huge page before promotion. This
+//! costs no more than moving them one by one. It leaves fast memory unfragmented, uses the pages that demoted huge
+//! pages have freed, and gives hot memory the TLB's full reach. The kernel fills a block's holes with zeros, so only
+//! blocks with almost no holes are collapsed.
 //!
-//! A tier may have several nodes. Pages stay that lie on any node of the tier that their block goes to. Such a block is not
-//! made a huge page, which would drag them along.
+//! A tier may have several nodes. Pages stay if they lie on any node of their block's target tier. Such a block is not
+//! collapsed, because that would move these pages, too.
 //!
 //! # Properties
 //! - Pages that are reported as moved lie in the other tier: they were looked up afterwards.
-//! - Only what was asked for moves.
+//! - Only the requested pages move.
 
 use std::collections::BTreeMap;
 
@@ -29,29 +27,29 @@ use crate::nodes::Tiers;
 use crate::pages::{Errno, PAGES_PER_CALL_MAX, PageState, Pages, PagesError};
 use crate::prober::{PAGES_PER_BLOCK, Prober, pages_of};
 
-/// Every so many batches a process of small pages is asked again whether it has huge ones.
+/// Batches after which a process of small pages is tried for huge pages again.
 const ASK_AGAIN_BATCHES: u32 = 16;
 
-/// The most pages that a block may lack and still be made one huge page: a sixteenth.
+/// The most missing pages of a block that may be collapsed: a sixteenth.
 const HOLES_MAX: usize = PAGES_PER_BLOCK as usize / 16;
 
-/// Blocks whose pages fit one call.
+/// Number of blocks whose pages fit one call.
 const BLOCKS_PER_CALL: usize = PAGES_PER_CALL_MAX / PAGES_PER_BLOCK as usize;
 
-/// Moves blocks.
+/// A mover of blocks between tiers.
 #[derive(Debug)]
 pub struct Mover {
     tiers: Tiers,
     collapse: bool,
     prober: Prober,
-    /// Batches in a row in which a process's blocks were small pages.
+    /// Number of consecutive batches in which a process's blocks were small pages.
     small_batches: BTreeMap<Pid, u32>,
     addresses: Vec<GuestVirtAddr>,
     states: Vec<PageState>,
 }
 
 impl Mover {
-    /// A mover between these tiers, which promotes small pages as huge ones if `collapse`.
+    /// Creates a mover between these tiers. With `collapse` it promotes small pages as huge ones.
     pub fn new(tiers: Tiers, collapse: bool) -> Self {
         Self {
             prober: Prober::new(tiers.clone()),
@@ -63,7 +61,7 @@ impl Mover {
         }
     }
 
-    /// Whether small pages are made huge ones from now on.
+    /// Sets whether small pages are collapsed from now on.
     pub fn set_collapse(&mut self, collapse: bool) {
         self.collapse = collapse;
     }
@@ -73,11 +71,12 @@ impl Mover {
         self.small_batches.remove(&pid);
     }
 
-    /// Moves blocks of a process that maps `space` (sorted) over the boundary below a tier to a node, and looks where they are
-    /// now. Also says for each block why its first page would not move, in case it did not.
+    /// Moves blocks across the boundary below a tier, and looks up where they lie afterwards.
+    ///
+    /// `space` are the process's sorted mappings. The result has an error for each block whose first page did not move.
     ///
     /// # Errors
-    /// When a whole call failed; some blocks may have moved all the same.
+    /// A whole call failed; some blocks may still have moved.
     pub fn migrate(
         &mut self,
         pages: &mut dyn Pages,
@@ -134,7 +133,7 @@ impl Mover {
         }
         let mut placements = self.prober.look(pages, pid, space, blocks)?;
         for (block, placement) in blocks.iter().zip(&mut placements) {
-            // Of small pages a single one may have stayed behind.
+            // A single small page may have stayed behind.
             if rest.contains(block) {
                 *placement = self.prober.look_closely(pages, pid, *block)?;
             }
@@ -142,7 +141,7 @@ impl Mover {
         Ok((placements, reasons))
     }
 
-    /// The blocks that have hardly any holes, and no page on another node of the tier that `to` is in.
+    /// Blocks that have almost no holes and no page on another node of the tier of `to`.
     fn full(
         &mut self,
         pages: &mut dyn Pages,
@@ -176,8 +175,8 @@ impl Mover {
         Ok(full)
     }
 
-    /// Keeps the addresses of pages that are in a tier they shall leave. Other pages would break the kernel's batching, or be
-    /// dragged from a node where they lie well.
+    /// Keeps addresses of pages that must leave their tier. Other pages would break the kernel's batching, or leave a
+    /// node where they may stay.
     fn keep_those_to_leave(
         &mut self,
         pages: &mut dyn Pages,
@@ -196,7 +195,7 @@ impl Mover {
     }
 }
 
-/// Whether memory on this node is to move.
+/// Whether memory on this node must move.
 fn leaves(tiers: &Tiers, (level, direction): (Level, Direction), node: NodeId) -> bool {
     match direction {
         Direction::Promotion => tiers.of(node) > Some(level),

@@ -1,4 +1,4 @@
-//! The machine's NUMA nodes: how large they are, how full, and which of them are fast.
+//! The machine's NUMA nodes: sizes, free memory and relative speed.
 
 mod order;
 mod tiers;
@@ -17,10 +17,10 @@ pub use zone::Zone;
 const NODE_DIR: &str = "sys/devices/system/node";
 const TIER_DIR: &str = "sys/devices/virtual/memory_tiering";
 
-/// All nodes that hold memory or CPUs.
+/// All nodes with memory or CPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Topology {
-    /// In order of their numbers.
+    /// Sorted by number.
     pub nodes: Vec<Node>,
 }
 
@@ -29,66 +29,66 @@ pub struct Topology {
 pub struct Node {
     /// Its number.
     pub id: NodeId,
-    /// All its memory; zero for a node of CPUs alone.
+    /// Size of its memory; zero for a node without memory.
     pub total: ByteCount,
-    /// Free memory when the topology was read; [`NodeMemory`] follows it cheaply.
+    /// Free memory when the topology was read; [`NodeMemory`] is cheaper to read again.
     pub free: ByteCount,
     /// Whether it has CPUs of its own.
     pub has_cpus: bool,
-    /// Their numbers.
+    /// Numbers of its CPUs.
     pub cpus: Vec<u32>,
-    /// Relative distance (SLIT, 10 = itself) to each node in [`Topology::nodes`]' order.
+    /// Distance (SLIT, 10 is local) to each node in [`Topology::nodes`]' order.
     pub distances: Vec<u32>,
-    /// The kernel's memory tier that it is in: the N of `memory_tierN`, lower is faster. `None`
-    /// before Linux 6.1 and for nodes without memory.
+    /// The kernel's memory tier: the N of `memory_tierN`, lower is faster. `None` before Linux 6.1 and for nodes
+    /// without memory.
     pub tier: Option<u32>,
-    /// Read latency from the nearest CPUs, nanoseconds, if the firmware says (ACPI HMAT).
+    /// Read latency from the nearest CPUs, nanoseconds, if the firmware has it (ACPI HMAT).
     pub read_latency_ns: Option<u32>,
-    /// Latency of a load from the nearest CPUs, nanoseconds, if somebody has measured it.
+    /// Measured latency of a load from the nearest CPUs, nanoseconds, if any.
     pub measured_ns: Option<u32>,
 }
 
-/// Why the nodes could not be read or ordered.
+/// An error in reading or ordering the nodes.
 #[derive(Debug, thiserror::Error)]
 pub enum NodesError {
-    /// A file of the kernel's could not be read.
+    /// A kernel file cannot be read.
     #[error("cannot read {path}: {source}")]
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// A file of the kernel's does not look as it should.
+    /// A kernel file has unexpected contents.
     #[error("{path}: {what}")]
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What was looked for.
+        /// The expected content.
         what: String,
     },
-    /// Nothing to tier.
+    /// Only one node has memory.
     #[error(
         "this machine has {0} NUMA node(s) with memory, tiering needs two: give the VM a second \
          node of slower memory"
     )]
     OneNode(usize),
-    /// Several nodes, none of them slower.
+    /// No node is slower than the others.
     #[error(
         "no node is slower than node {0}: memory tiers, latencies and distances are alike and all have CPUs; \
          name the tiers with --tiers, or describe the slow node's latency in ACPI HMAT"
     )]
     NoSlowerNode(NodeId),
-    /// Tiers name a node that is not there.
+    /// A configured node does not exist.
     #[error("there is no node {0}, but tiers name it; see the nodes with demeter probe")]
     NoNode(NodeId),
-    /// Tiers name a node of CPUs alone.
+    /// A configured node has no memory.
     #[error("node {0} has no memory, but tiers name it; see the nodes with demeter probe")]
     NoMemory(NodeId),
-    /// Tiers that cannot be.
+    /// The configured tiers are invalid.
     #[error("tiers: {0}")]
     Tiers(#[from] TiersError),
-    /// More nodes than are looked at.
+    /// There are too many nodes.
     #[error("this machine has {0} nodes, which are more than {NODES_MAX}")]
     TooManyNodes(usize),
 }
@@ -115,7 +115,7 @@ impl Topology {
         self.nodes.iter().filter(|node| node.total.0 > 0)
     }
 
-    /// CPUs that are nearest to a node; none where nothing tells.
+    /// The CPUs nearest to a node; empty if unknown.
     pub fn nearest_cpus(&self, node: NodeId) -> &[u32] {
         let with_cpus = self.nodes.iter().filter(|other| other.has_cpus);
         let nearest = with_cpus.min_by_key(|other| match other.id == node {
@@ -125,15 +125,16 @@ impl Topology {
         nearest.map_or(&[], |nearest| &nearest.cpus)
     }
 
-    /// Takes in what loads from nodes were measured to take, nanoseconds.
+    /// Sets measured latencies of nodes, nanoseconds.
     pub fn set_measured(&mut self, measured_ns: &BTreeMap<NodeId, u32>) {
         for node in &mut self.nodes {
             node.measured_ns = measured_ns.get(&node.id).copied();
         }
     }
 
-    /// Whether several nodes hold memory and the kernel put all of them in one memory tier: its
-    /// own tiering then does nothing.
+    /// Whether several nodes have memory and the kernel put all of them into one memory tier.
+    ///
+    /// The kernel's own tiering does nothing then.
     pub fn shares_one_tier(&self) -> bool {
         let mut tiers = self.with_memory().map(|node| node.tier);
         match (tiers.next(), tiers.next()) {
@@ -154,7 +155,7 @@ impl Node {
             .filter_map(|word| word.parse().ok())
             .collect();
         let cpus = parse_list(&read_text(&dir.join("cpulist"))?);
-        // Absent where the firmware has no HMAT.
+        // The file is missing if the firmware has no HMAT.
         let read_latency_ns = std::fs::read_to_string(dir.join("access0/initiators/read_latency"))
             .ok()
             .and_then(|text| text.trim().parse().ok())
@@ -176,7 +177,7 @@ impl Node {
     }
 }
 
-/// How large a node is and how full.
+/// Size and free memory of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeUsage {
     /// All its memory.
@@ -207,27 +208,26 @@ impl NodeUsage {
     }
 }
 
-/// Free memory of one node, and how much of it the kernel wants left.
+/// A node's free memory and watermarks.
 ///
-/// Both watermarks hold, for each zone, what the zone keeps back for other kinds of allocation
-/// as well (`lowmem_reserve_ratio`), at most the zone's size: `free - high_watermark` is what
-/// programs can take before kswapd has anything to do.
+/// Both watermarks include, for each zone, its reserve for other kinds of allocation (`lowmem_reserve_ratio`), up to
+/// the zone's size. Programs can take `free - high_watermark` before kswapd has work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NodeMemory {
     /// Free memory.
     pub free: ByteCount,
-    /// Memory on CPUs' own lists of free pages, which the kernel does not count as free.
+    /// Memory on per-CPU lists of free pages, which the kernel does not count as free.
     pub held_by_cpus: ByteCount,
-    /// Below this kswapd is woken.
+    /// The level below which kswapd is woken.
     pub low_watermark: ByteCount,
-    /// Up to this a woken kswapd reclaims.
+    /// The level up to which kswapd reclaims.
     pub high_watermark: ByteCount,
-    /// Online memory. A balloon does not lessen it.
+    /// Online memory; a balloon does not reduce it.
     pub present: ByteCount,
 }
 
 impl NodeMemory {
-    /// Reads the zones of some nodes from `ROOT/proc/zoneinfo`, all at one moment. A node that has gone has nothing.
+    /// Reads some nodes' zones from `ROOT/proc/zoneinfo`, all at one moment. A removed node has zero memory.
     pub fn read_all(
         root: &Path,
         nodes: impl IntoIterator<Item = NodeId>,
@@ -237,12 +237,12 @@ impl NodeMemory {
         Ok(nodes.into_iter().map(of).collect())
     }
 
-    /// What programs can take before kswapd has anything to do.
+    /// Memory that programs can take before kswapd has work.
     pub fn usable(&self) -> ByteCount {
         ByteCount(self.free.0.saturating_sub(self.high_watermark.0))
     }
 
-    /// The same from the file's text; `None` if it lists no zone of the node.
+    /// Parses the file's text; `None` if it lists no zone of the node.
     pub fn parse(zoneinfo: &str, node: NodeId) -> Option<Self> {
         let bytes = |pages: u64| pages.saturating_mul(PAGE_SIZE);
         let add = |sum: Self, zone: Zone| {
@@ -309,8 +309,8 @@ fn meminfo_bytes(meminfo: &str, key: &str) -> Option<ByteCount> {
     Some(ByteCount(kib.checked_mul(1024)?))
 }
 
-/// A list of the kernel's, such as `0-3,7`. Numbers above 1023 (the most nodes that Linux can
-/// have) are left out, so that a wild range costs nothing.
+/// Parses a list of the kernel's, such as `0-3,7`. Numbers above 1023, Linux' maximum of nodes, are omitted, so that a
+/// huge range costs nothing.
 pub fn parse_list(text: &str) -> Vec<u32> {
     const MAX: u32 = 1023;
     text.trim()

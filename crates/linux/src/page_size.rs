@@ -1,5 +1,4 @@
-//! Is an address mapped by a huge page? Asked of `/proc/PID/pagemap` with PAGEMAP_SCAN (Linux
-//! 6.7, linux/fs.h).
+//! Checks whether a huge page maps an address, by PAGEMAP_SCAN on `/proc/PID/pagemap` (Linux 6.7, linux/fs.h).
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -7,10 +6,10 @@ use std::path::Path;
 
 use demeter_policy::{GuestVirtAddr, MIB, PAGE_SIZE, Pid};
 
-/// Bytes of a huge page that one page-table entry maps.
+/// Size of a huge page that one page-table entry maps.
 pub const HUGE_BYTES: u64 = 2 * MIB;
 
-/// `_IOWR('f', 16, struct pm_scan_arg)`, of 96 bytes.
+/// `_IOWR('f', 16, struct pm_scan_arg)`, with 96 bytes.
 const PAGEMAP_SCAN: libc::Ioctl = 0xC060_6610_u32 as libc::Ioctl;
 const PAGE_IS_HUGE: u64 = 1 << 6;
 
@@ -41,22 +40,21 @@ struct PageRegion {
     categories: u64,
 }
 
-/// A process's page tables.
+/// A reader of a process's page sizes.
 pub struct PageSizes {
-    /// `None` where it has gone or may not be looked at.
+    /// `None` if the process has ended or cannot be inspected.
     pagemap: Option<File>,
 }
 
 impl PageSizes {
-    /// Those of a process, whose /proc is below `root`.
+    /// Opens a process below `root`.
     pub fn of(root: &Path, pid: Pid) -> Self {
         Self {
             pagemap: File::open(root.join(format!("proc/{pid}/pagemap"))).ok(),
         }
     }
 
-    /// Bytes that the page-table entry of an address maps; a huge page where the kernel does not
-    /// tell.
+    /// Size that an address's page-table entry maps; a huge page if the kernel does not report it.
     pub fn at(&self, addr: GuestVirtAddr) -> u64 {
         let Some(pagemap) = &self.pagemap else {
             return HUGE_BYTES;
@@ -73,8 +71,8 @@ impl PageSizes {
             return_mask: PAGE_IS_HUGE,
             ..ScanArg::default()
         };
-        // SAFETY: the kernel reads and writes `arg`, of the size it states, and writes at most
-        // `vec_len` = 1 regions to `found`; both outlive the call.
+        // SAFETY: the kernel reads and writes `arg`, whose size is in it, and writes at most `vec_len` = 1 regions to
+        // `found`; both outlive the call.
         match unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, &raw mut arg) } {
             0 => PAGE_SIZE,
             _ => HUGE_BYTES,
@@ -96,7 +94,7 @@ mod tests {
         let pages = PageSizes::of(Path::new("/"), Pid(std::process::id()));
         let here = 0u8;
         let size = pages.at(GuestVirtAddr(&raw const here as u64));
-        // Before Linux 6.7 the kernel does not tell.
+        // Kernels before Linux 6.7 do not report it.
         assert!(size == PAGE_SIZE || !scan_is_known());
     }
 

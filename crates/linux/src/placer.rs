@@ -1,14 +1,14 @@
-//! Which node of a tier memory goes to.
+//! Chooses the node of a tier for moved memory.
 //!
 //! # Approach
-//! Hot memory goes to the node of the faster tier that is nearest to the CPUs that use it. Cold memory goes to the nearest
-//! node of the next slower tier. Where that node is full the next one follows. Memory in another socket's fast node is still
-//! better placed than in slow memory, and any slower tier can take cold memory.
+//! Hot memory goes to the node of the faster tier that is nearest to the CPUs that use it. Cold memory goes to the
+//! nearest node of the next slower tier. If that node is full, the next one follows. Memory in another socket's fast
+//! node is still better placed than in slow memory, and any slower tier can take cold memory.
 //!
 //! # Properties
-//! - A node is always named.
-//! - A full node is named only where all are full.
-//! - With one node in each of two tiers there is no choice.
+//! - There is always a result.
+//! - A full node is chosen only if all are full.
+//! - With two tiers of one node each there is no choice.
 
 use std::collections::BTreeMap;
 
@@ -16,18 +16,18 @@ use demeter_policy::{ByteCount, Level, MIB, NodeId};
 
 use crate::nodes::{NodeMemory, Tiers, Topology};
 
-/// Part of a node that memory leaves free while another node has room, within bounds.
+/// Part of a node that stays free while another node has room, within bounds.
 const SPARE_PART: u64 = 128;
 const SPARE_MIN: u64 = 4 * MIB;
 const SPARE_MAX: u64 = 64 * MIB;
 
-/// Distance to a node that nothing is known of.
+/// Distance to an unknown node.
 const FAR: u32 = u32::MAX;
 
-/// How much each node can take.
+/// Free memory of each node that moves may use.
 pub type Rooms = BTreeMap<NodeId, ByteCount>;
 
-/// Chooses nodes. See the module's text.
+/// Chooses target nodes. See the module's text.
 #[derive(Debug, Clone)]
 pub struct Placer {
     tiers: Tiers,
@@ -35,7 +35,7 @@ pub struct Placer {
 }
 
 impl Placer {
-    /// One for these tiers of a machine.
+    /// Creates a placer for these tiers.
     pub fn new(tiers: Tiers, topology: Topology) -> Self {
         Self { tiers, topology }
     }
@@ -45,25 +45,25 @@ impl Placer {
         &self.tiers
     }
 
-    /// Whether memory of a tier can go to more than one node when it is promoted to it or demoted from it.
+    /// Whether a promotion or demotion across some tier boundary has several target nodes.
     pub fn has_choice(&self) -> bool {
         self.tiers.nodes().count() > 2
     }
 
-    /// The node that has a CPU.
+    /// The node of a CPU.
     pub fn node_of_cpu(&self, cpu: u32) -> Option<NodeId> {
         let mut nodes = self.topology.nodes.iter();
         nodes.find(|n| n.cpus.contains(&cpu)).map(|node| node.id)
     }
 
-    /// Room of the nodes of all tiers, by their zones.
+    /// Free memory of all tiers' nodes, from their zones.
     pub fn rooms(&self, memory: &[NodeMemory]) -> Rooms {
         let room = |memory: &NodeMemory| memory.free.0.saturating_sub(memory.low_watermark.0);
         let rooms = memory.iter().map(room).map(ByteCount);
         self.tiers.nodes().zip(rooms).collect()
     }
 
-    /// Where `bytes` that the CPUs of `near` use go in `tier`; takes their room.
+    /// Chooses the node in `tier` for `bytes` that the CPUs of `near` use, and reserves the memory.
     pub fn promote(
         &self,
         tier: Level,
@@ -76,7 +76,7 @@ impl Placer {
         self.choose(&nodes, bytes, rooms)
     }
 
-    /// Where `bytes` go that leave a node of `tier`; takes their room.
+    /// Chooses the node for `bytes` that leave a node of `tier`, and reserves the memory.
     pub fn demote(&self, tier: Level, from: NodeId, bytes: ByteCount, rooms: &mut Rooms) -> NodeId {
         let mut nodes = vec![];
         for slower in tier.slower() {
@@ -91,13 +91,13 @@ impl Placer {
         self.topology.distance(from, to).unwrap_or(FAR)
     }
 
-    /// The first node that has room for `bytes` beside its spare, or the node with the most room.
+    /// The first node with room for `bytes` beside its reserve, or the node with the most room.
     fn choose(&self, nodes: &[NodeId], bytes: ByteCount, rooms: &mut Rooms) -> NodeId {
         let room = |node: &NodeId| rooms.get(node).map_or(0, |room| room.0);
         let fits = |node: &&NodeId| room(node) >= bytes.0.saturating_add(self.spare(**node));
         let roomiest = || nodes.iter().rev().max_by_key(|node| room(node));
         let chosen = nodes.iter().find(fits).or_else(roomiest);
-        // A tier has a node, and there is a slower one below each but the last.
+        // A tier has a node, and every tier except the last has a slower one.
         let chosen = chosen.copied().unwrap_or(NodeId(0));
         if let Some(room) = rooms.get_mut(&chosen) {
             room.0 = room.0.saturating_sub(bytes.0);
@@ -122,7 +122,7 @@ mod tests {
     const SIZE: u64 = 512 * MIB;
     const BLOCK: ByteCount = ByteCount(2 * MIB);
 
-    /// Two sockets with DRAM (0 and 1) and CXL memory (2 and 3) each; and far memory (4) beside socket 0.
+    /// Two sockets, each with DRAM (0 and 1) and CXL memory (2 and 3), and far memory (4) at socket 0.
     fn placer(tiers: &str) -> Placer {
         let distances: [[u32; 5]; 5] = [
             [10, 21, 14, 24, 28],
@@ -182,7 +182,7 @@ mod tests {
         assert_eq!(went(1, [0, 0, 50, 50, 50]), 3);
         assert_eq!(went(0, [0, 0, 1, 50, 50]), 3);
         assert_eq!(went(0, [0, 0, 1, 1, 50]), 4);
-        // Where none has room, the kernel is asked for the roomiest.
+        // If no node has room, the one with the most free memory is chosen.
         assert_eq!(went(0, [0, 0, 2, 3, 1]), 3);
         assert_eq!(
             placer.demote(Level::Second, NodeId(2), BLOCK, &mut rooms([9; 5])),

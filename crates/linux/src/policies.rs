@@ -1,7 +1,7 @@
-//! Where the owner of memory wants it: NUMA policies of mappings and threads, and cpusets.
+//! NUMA policies of mappings and threads, and cpusets.
 //!
-//! `/proc/PID/numa_maps` is the one file that tells policies of other processes (numa(7)). The kernel walks the page
-//! tables of each mapping for it, some 0.1 us a page. So a reading has a time limit.
+//! Only `/proc/PID/numa_maps` shows the policies of other processes (numa(7)). For it the kernel walks the page tables
+//! of each mapping, some 0.1 us a page. Hence a reading has a time limit.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -12,7 +12,7 @@ use demeter_policy::{ByteCount, GuestVirtAddr, NodeId, Pid};
 
 use crate::maps::MapsError;
 
-/// A set of NUMA nodes with numbers below 64. Higher ones are none that is managed.
+/// A set of NUMA nodes with numbers below 64. Nodes with higher numbers are never managed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NodeSet(u64);
 
@@ -20,7 +20,7 @@ impl NodeSet {
     /// All nodes.
     pub const ALL: Self = Self(u64::MAX);
 
-    /// The nodes in a list as the kernel writes it: `0-1,4`.
+    /// Parses a list of the kernel's: `0-1,4`.
     pub fn parse(list: &str) -> Option<Self> {
         let mut set = Self::default();
         for part in list.trim().split(',').filter(|part| !part.is_empty()) {
@@ -55,20 +55,20 @@ impl FromIterator<NodeId> for NodeSet {
 /// The NUMA policy of a mapping or a thread (set_mempolicy(2)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Policy {
-    /// None, or one that only says what the system does anyway (`local`).
+    /// None, or `local`, which equals the default.
     #[default]
     Default,
-    /// Rather on these nodes than on others.
+    /// Preferably these nodes.
     Preferred(NodeSet),
-    /// On these nodes only.
+    /// Only these nodes.
     Bind(NodeSet),
-    /// Page by page on several nodes in turn, weighted or not.
+    /// Interleaved over several nodes, weighted or not.
     Interleaved,
-    /// One that is newer than this program.
+    /// A policy that this version does not know.
     Unknown,
 }
 
-/// How policies begin in numa_maps; none of them begins as an earlier one.
+/// Prefixes of policies in numa_maps; none starts with an earlier one.
 const MODES: [&str; 7] = [
     "default",
     "local",
@@ -80,7 +80,7 @@ const MODES: [&str; 7] = [
 ];
 
 impl Policy {
-    /// The policy at the beginning of `text`, and what follows it: `bind=static:0-1 anon=5`.
+    /// Parses the policy at the start of `text`. Returns it with the rest: `bind=static:0-1 anon=5`.
     fn parse(text: &str) -> (Self, &str) {
         let end = |text: &str| text.find(' ').unwrap_or(text.len());
         let mode = MODES.iter().find_map(|mode| {
@@ -107,26 +107,26 @@ impl Policy {
     }
 }
 
-/// A mapping as numa_maps has it.
+/// A mapping's policy from numa_maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PolicyOf {
-    /// Where the mapping begins.
+    /// Start of the mapping.
     pub start: GuestVirtAddr,
-    /// Its policy; that of the thread that was asked for where it has none of its own.
+    /// Its own policy, or that of the thread whose file was read.
     pub policy: Policy,
-    /// It consists of huge pages from a pool (hugetlb).
+    /// Whether it consists of hugetlb pages.
     pub is_hugetlb: bool,
     /// Its resident bytes.
     pub resident: ByteCount,
 }
 
-/// A line of numa_maps: `START POLICY [file=PATH] [heap] [huge] anon=5 N0=3 N1=2 kernelpagesize_kB=4`.
+/// Parses a line: `START POLICY [file=PATH] [heap] [huge] anon=5 N0=3 N1=2 kernelpagesize_kB=4`.
 fn parse_line(line: &str) -> Option<PolicyOf> {
     let (start, rest) = line.split_once(' ')?;
     let start = GuestVirtAddr(u64::from_str_radix(start, 16).ok()?);
     let (policy, rest) = Policy::parse(rest);
     let (mut pages, mut page_kib, mut is_hugetlb) = (0u64, 4u64, false);
-    // Paths have their spaces escaped.
+    // Spaces in paths are escaped.
     for field in rest.split_ascii_whitespace() {
         match field.split_once('=') {
             None => is_hugetlb |= field == "huge",
@@ -149,19 +149,18 @@ fn parse_line(line: &str) -> Option<PolicyOf> {
     })
 }
 
-/// Bytes that are asked for at once: the kernel holds the address space's lock until it has walked mappings for
-/// them, which are five or so.
+/// Size of a read. The kernel holds the address space's lock while it walks the mappings of one read, about five.
 const READ_BYTES: usize = 512;
 
 /// The longest line: an address, a policy, a path.
 const LINE_BYTES_MAX: usize = 8 << 10;
 
-/// Reads the policies of a process's mappings, in order of address, for `patience` at most. Whether that were all.
+/// Reads the policies of a process's mappings, by address, for at most `patience`. Returns whether it read all.
 ///
-/// A kernel without NUMA has no such file, and no policies.
+/// A kernel without NUMA has no such file and no policies.
 ///
 /// # Errors
-/// The process has gone, or it may not be looked at.
+/// The process has ended, or it cannot be inspected.
 pub fn read_policies(
     root: &Path,
     pid: Pid,
@@ -198,8 +197,9 @@ pub fn read_policies(
     })
 }
 
-/// A thread's own policy, which holds for what it touches first of mappings without one. It stands in the first line,
-/// and the first mapping is the program's file, which hardly ever has a policy of its own.
+/// A thread's own policy, which applies to pages that it touches first in mappings without a policy.
+///
+/// It is read from the first line: the first mapping is the program's file, which almost never has a policy of its own.
 pub fn policy_of_thread(root: &Path, pid: Pid, thread: u32) -> Policy {
     let path = root.join(format!("proc/{pid}/task/{thread}/numa_maps"));
     let mut text = [0; 256];
@@ -210,7 +210,7 @@ pub fn policy_of_thread(root: &Path, pid: Pid, thread: u32) -> Policy {
         .map_or(Policy::Default, |(_, rest)| Policy::parse(rest).0)
 }
 
-/// The nodes that a thread's cpuset lets it have memory on; all where nothing is said.
+/// The nodes that a thread's cpuset allows; all if it is unknown.
 pub fn allowed_nodes(root: &Path, pid: Pid, thread: u32) -> NodeSet {
     let path = root.join(format!("proc/{pid}/task/{thread}/status"));
     let status = std::fs::read(path).unwrap_or_default();

@@ -1,12 +1,12 @@
-//! Finds out where blocks lie, asking as little as will do.
+//! Looks up which tiers blocks lie in, with few look-ups.
 //!
-//! Asking for every page of every block would cost more than classifying them. Nearly all blocks
-//! lie wholly in one tier, so a few pages of a block speak for it; only when they disagree, or
-//! when the block is not mapped whole, is every page asked for.
+//! Looking up every page of every block would cost more than classifying the blocks. Almost all blocks lie wholly in
+//! one tier, so that a few pages represent a block. Every page is looked up only if these disagree, or if the block is
+//! not fully mapped.
 //!
-//! Pages may alternate between nodes with any period, so the pages that are asked for must not have one.
-//! Periods of 2, 3 and 4 pages show at once, because the probes fall on every residue of these. Longer ones
-//! show sooner or later, because each look shifts the probes.
+//! Pages may alternate between nodes with any period, so the probes must not have one. Periods of 2, 3 and 4 pages show
+//! at once, because the probes have every residue of these. Longer periods show sooner or later, because each look-up
+//! shifts the probes.
 
 use demeter_policy::{BLOCK_SIZE, Block, GuestVirtAddr, NodeId, PAGE_SIZE, Pid, Spread, VirtRange};
 
@@ -16,37 +16,37 @@ use crate::pages::{PAGES_PER_CALL_MAX, PageState, Pages, PagesError};
 /// Base pages in a block.
 pub const PAGES_PER_BLOCK: u64 = BLOCK_SIZE / PAGE_SIZE;
 
-/// Pages that speak for a block.
+/// Number of pages that represent a block.
 const PROBES: u64 = 4;
 
-/// Offsets from the first page of each quarter of a block. With the quarters' first pages they are on every
-/// residue of 2, 3 and 4, and stay so when all are shifted alike.
+/// Offsets of the probes from the first page of each quarter of a block. The resulting pages have every residue of 2, 3
+/// and 4, even when all are shifted equally.
 const PROBE_OFFSETS: [u64; PROBES as usize] = [0, 3, 2, 1];
 
-/// Pages by which all probes of a look can be shifted and stay in their quarters.
+/// Number of shifts that keep all probes in their quarters.
 const SHIFTS: u64 = PAGES_PER_BLOCK / PROBES - (PROBES - 1);
 
-/// Added to the shift from one look to the next: has no divisor in common with [`SHIFTS`], so that all have their turn.
+/// Change of the shift from one look-up to the next. It is coprime to [`SHIFTS`], so that every shift occurs.
 const SHIFT_STEP: u64 = 47;
 
-/// The pages of a block that speak for it in a look.
+/// The probes of a block in a look-up.
 fn probes(look: u64) -> [u64; PROBES as usize] {
     let shift = look % SHIFTS * SHIFT_STEP % SHIFTS;
     std::array::from_fn(|i| i as u64 * (PAGES_PER_BLOCK / PROBES) + PROBE_OFFSETS[i] + shift)
 }
 
-/// Looks up where blocks lie.
+/// Looks up blocks.
 #[derive(Debug)]
 pub struct Prober {
     tiers: Tiers,
-    /// Looks so far.
+    /// Number of look-ups so far.
     looks: u64,
     addresses: Vec<GuestVirtAddr>,
     states: Vec<PageState>,
 }
 
 impl Prober {
-    /// A prober for these tiers. Memory on nodes of no tier counts as not resident: it is not ours to move.
+    /// Creates a prober for these tiers. Memory on other nodes counts as not resident, since it is not managed.
     pub fn new(tiers: Tiers) -> Self {
         Self {
             tiers,
@@ -56,7 +56,7 @@ impl Prober {
         }
     }
 
-    /// Where each of `blocks` lies, in order. `space` is what the process maps, sorted.
+    /// Looks up each of `blocks`, in order. `space` are the process's sorted mappings.
     pub fn look(
         &mut self,
         pages: &mut dyn Pages,
@@ -80,7 +80,7 @@ impl Prober {
             .collect()
     }
 
-    /// Where a block lies, by every one of its pages.
+    /// Looks up a block by all of its pages.
     pub fn look_closely(
         &mut self,
         pages: &mut dyn Pages,
@@ -94,7 +94,7 @@ impl Prober {
         Ok(self.spread(&self.states, 1))
     }
 
-    /// The node on which most of those pages of each block lie that speak for it; among nodes that are `wanted`.
+    /// The node of most probes of each block, among nodes that are `wanted`.
     pub fn main_nodes(
         &mut self,
         pages: &mut dyn Pages,
@@ -121,7 +121,7 @@ impl Prober {
         Ok(found)
     }
 
-    /// Asks where the pages lie that speak for each block.
+    /// Looks up the probes of each block.
     fn probe(
         &mut self,
         pages: &mut dyn Pages,
@@ -139,7 +139,7 @@ impl Prober {
         pages.locate(pid, &self.addresses, &mut self.states)
     }
 
-    /// Sums states, each of which stands for `weight` pages.
+    /// Sums states, each of which represents `weight` pages.
     fn spread(&self, states: &[PageState], weight: u64) -> Spread {
         let mut spread = Spread::default();
         for state in states {
@@ -158,7 +158,7 @@ pub fn pages_of(block: Block) -> impl Iterator<Item = GuestVirtAddr> {
     (0..PAGES_PER_BLOCK).map(move |i| GuestVirtAddr(block.start().0 + i * PAGE_SIZE))
 }
 
-/// Whether one of the sorted ranges holds the whole block.
+/// Whether one of the sorted ranges contains the whole block.
 fn covers(space: &[VirtRange], block: Block) -> bool {
     let next = space.partition_point(|r| r.end().0 < block.start().0 + BLOCK_SIZE);
     space.get(next).is_some_and(|r| r.start() <= block.start())
@@ -187,12 +187,12 @@ mod tests {
         let mut pages = SimulatedPages::new(0, 0);
         pages.map_block(PID, 1, true, NodeId(0));
         pages.map_block(PID, 2, false, NodeId(1));
-        // Block 3: the first 100 pages fast, the rest slow.
+        // Block 3: the first 100 pages are fast, the rest slow.
         for i in 0..PAGES_PER_BLOCK {
             let node = NodeId(u32::from(i >= 100));
             pages.map(PID, 3 * BLOCK_SIZE + i * PAGE_SIZE, PAGE_SIZE, node);
         }
-        // Block 4: only its second page is mapped; no probe hits it.
+        // Block 4: only its second page is mapped, and no probe hits it.
         pages.map(PID, 4 * BLOCK_SIZE + PAGE_SIZE, PAGE_SIZE, NodeId(0));
         let space = [
             range(BLOCK_SIZE, 4 * BLOCK_SIZE),
@@ -236,7 +236,7 @@ mod tests {
         let space = [range(0, BLOCK_SIZE)];
         let mut prober = Prober::new("0,1/2,3".parse().unwrap());
         let got = prober.look(&mut pages, PID, &space, &[Block(0)]).unwrap();
-        // Of nodes 4 and 5 there are 112 pages.
+        // 112 pages lie on nodes 4 and 5.
         assert_eq!(got[0].at(Level::First).fast, ByteCount(200 * PAGE_SIZE));
         assert_eq!(got[0].at(Level::First).slow, ByteCount(200 * PAGE_SIZE));
         let slow = |node: NodeId| node >= NodeId(2);

@@ -1,4 +1,4 @@
-//! A process with a hot part, for tests on real kernels. It is the test itself, started once more.
+//! A process with hot memory, for tests on real kernels. It runs the test's own program.
 
 use std::ffi::OsStr;
 use std::hint::black_box;
@@ -10,14 +10,14 @@ use demeter_policy::{GuestVirtAddr, Pid, VirtRange};
 
 use crate::maps::read_maps;
 
-/// Set in the child: how many bytes it updates.
+/// Marks the child process: the number of bytes that it updates.
 const CHILD: &str = "DEMETER_TEST_UPDATE_FOR_EVER";
 const READY: &str = "the array is there";
 
-/// A process that updates an array at random, 90 % of the time in the last eighth of it. Ends with this.
+/// A process that updates an array at random, 90 % of the time in its last eighth. Ends with this value.
 pub struct HotArray {
     child: Child,
-    /// Stays open: a test's runner that cannot write ends.
+    /// Stays open: a test runner that cannot write would end.
     _said: BufReader<ChildStdout>,
     /// The array.
     pub array: VirtRange,
@@ -26,7 +26,7 @@ pub struct HotArray {
 }
 
 impl HotArray {
-    /// Starts the ignored test `name`, in which this is called, once more. In that process it does not return.
+    /// Starts the ignored test `name`, which calls this function, in a child. There it does not return.
     ///
     /// # Panics
     /// The process does not start or ends early.
@@ -77,12 +77,12 @@ impl Drop for HotArray {
 }
 
 fn update_for_ever(bytes: &OsStr) -> ! {
-    /// Slows the loop to the rate of a program that misses its caches.
+    /// Slows the loop down to the rate of a program that misses its caches.
     const PAUSES: u32 = 1000;
     let bytes = bytes.to_str().and_then(|bytes| bytes.parse().ok());
     let size: u64 = bytes.expect("a test gives a number of bytes");
     let mut memory = vec![1u64; (size / 8) as usize];
-    // Not by println: a test's runner would keep it for itself.
+    // println's output would be captured by the test runner.
     let _ = writeln!(io::stdout(), "{READY}");
     let mut random = 0x9e37_79b9_7f4a_7c15u64;
     loop {

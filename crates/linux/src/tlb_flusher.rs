@@ -1,24 +1,24 @@
-//! Has every CPU forget which translations it holds for programs, from outside of them.
+//! Flushes user translations from the TLBs of all CPUs, by short helper processes.
 //!
 //! # Problem
-//! A CPU sets the accessed bit of a page-table entry when it loads the translation into its TLB, and not while it holds it.
-//! Who clears bits without a flush, as DAMON does, finds a page untouched that never leaves the TLB: of 256 small
-//! pages in use, on a Zen processor, two were found accessed in 40 ms.
+//! A CPU sets the accessed bit of a page-table entry when it loads the translation into its TLB, but not on a TLB hit.
+//! If bits are cleared without a flush, as DAMON does, a page that stays in the TLB looks unaccessed. On a Zen
+//! processor, two of 256 small pages in use were found accessed in 40 ms.
 //!
 //! # Approach
-//! No system call flushes what a CPU holds for another process. But an x86 kernel tells translations of only six address
-//! spaces apart on each CPU (`TLB_NR_DYN_ASIDS` in `arch/x86/mm/tlb.c`), and none where CPUs have no PCIDs:
-//! whose number was given to another address space is flushed when its turn comes again. So a dozen *helpers*,
-//! processes that do nothing, run for a moment on each CPU. They are forks of this process, and share its memory.
+//! No system call flushes another process's translations. But an x86 kernel keeps the translations of only six address
+//! spaces on each CPU (`TLB_NR_DYN_ASIDS` in `arch/x86/mm/tlb.c`), and of one without PCIDs. When an address space has
+//! lost its number to another one, its translations are flushed before it runs again. So a dozen *helpers*, idle
+//! processes, run for a moment on each CPU. They are forks of this process, and share its memory.
 //!
-//! Helpers keep the time themselves, so that nobody has to wake for it. They end when their owner does, and when this process
-//! ends, however that is: their pipes are closed then.
+//! Helpers keep the time themselves, so that no other process needs to wake. They end with their owner and with this
+//! process, because their pipes are closed then.
 //!
-//! Not on other architectures, which have hundreds of numbers at the least; nor for programs to which newer kernels
-//! give one number on all CPUs (AMD's `INVLPGB`).
+//! This does not work on other architectures, which have hundreds of numbers at least, nor for programs to which newer
+//! kernels give one number on all CPUs (AMD's `INVLPGB`).
 //!
 //! # Properties
-//! - What a program uses is found accessed after its CPU was flushed.
+//! - After a flush, pages in use are found accessed.
 //! - No helper outlives its owner.
 
 use std::fs::File;
@@ -33,10 +33,10 @@ use demeter_policy::damon::SPACES_TO_FLUSH;
 
 use crate::cpu;
 
-/// A helper's name, for who lists processes.
+/// A helper's name in lists of processes.
 const NAME: &std::ffi::CStr = c"demeter-flush";
 
-/// When to run: all zero, not at all.
+/// A schedule of flushes; all zero means none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Order {
     interval_ms: u32,
@@ -60,17 +60,17 @@ impl Order {
     }
 }
 
-/// Flushes while it is told to.
+/// Flushes TLBs on a schedule.
 #[derive(Debug)]
 pub struct TlbFlusher {
     helpers: Vec<Helper>,
-    /// What they were told last.
+    /// The schedule that the helpers got last.
     order: Order,
-    /// What [`Self::take_spent`] has told.
+    /// CPU time that [`Self::take_spent`] has returned.
     told: Duration,
 }
 
-/// A process of ours, with the only end of its pipe that writes.
+/// A helper process, with the writing end of its pipe.
 #[derive(Debug)]
 struct Helper {
     pid: libc::pid_t,
@@ -78,10 +78,10 @@ struct Helper {
 }
 
 impl TlbFlusher {
-    /// Starts the helpers. They run on the CPUs that this process may use.
+    /// Starts the helpers, on the CPUs that this process may use.
     ///
     /// # Errors
-    /// Where they are of no use, or the kernel gives no process or pipe.
+    /// Helpers have no effect on this CPU, or no process or pipe can be created.
     pub fn new() -> io::Result<Self> {
         let cpus = cpus()?;
         let mut flusher = Self {
@@ -95,7 +95,7 @@ impl TlbFlusher {
         Ok(flusher)
     }
 
-    /// From now on flushes in the middle of each of so many intervals, whatever was wanted before. An interval counts in milliseconds.
+    /// Replaces the schedule: a flush in the middle of each of `times` intervals, in whole milliseconds.
     pub fn flush_each(&mut self, interval: Duration, times: u32) {
         self.order(Order {
             interval_ms: u32::try_from(interval.as_millis()).unwrap_or(u32::MAX),
@@ -103,14 +103,14 @@ impl TlbFlusher {
         });
     }
 
-    /// Flushes no more.
+    /// Stops flushing.
     pub fn stop(&mut self) {
         if self.order != Order::default() {
             self.order(Order::default());
         }
     }
 
-    /// CPU time that the helpers have spent since this was last asked.
+    /// CPU time of the helpers since the last call.
     pub fn take_spent(&mut self) -> Duration {
         let pids = self.helpers.iter().map(|helper| Pid(helper.pid as u32));
         let all = pids.filter_map(|pid| cpu::of(Path::new("/"), pid)).sum();
@@ -121,16 +121,16 @@ impl TlbFlusher {
 
     fn order(&mut self, order: Order) {
         self.order = order;
-        // A helper that somebody has ended, or stopped until its pipe is full, is missed only if most are.
+        // A helper that was killed, or stopped until its pipe is full, is dropped; the others suffice.
         self.helpers
             .retain_mut(|helper| helper.orders.write_all(&order.to_bytes()).is_ok());
     }
 }
 
-/// How many helpers it takes.
+/// Number of helpers to start.
 #[cfg(target_arch = "x86_64")]
 fn helpers_wanted() -> io::Result<usize> {
-    /// Bit of leaf 1's ECX.
+    /// The PCID bit in ECX of leaf 1.
     const PCID: u32 = 1 << 17;
     let has_pcids = std::arch::x86_64::__cpuid(1).ecx & PCID != 0;
     Ok(if has_pcids { SPACES_TO_FLUSH } else { 1 })
@@ -143,9 +143,9 @@ fn helpers_wanted() -> io::Result<usize> {
 
 /// The CPUs that this process may use.
 fn cpus() -> io::Result<libc::cpu_set_t> {
-    // SAFETY: a set of CPUs is made of words, of which all zero is the empty one.
+    // SAFETY: a set of CPUs consists of words; all zero is the empty set.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the kernel writes no more than the set's size to it.
+    // SAFETY: the kernel writes at most the set's size.
     match unsafe { libc::sched_getaffinity(0, size_of_val(&set), &raw mut set) } {
         0 => Ok(set),
         _ => Err(io::Error::last_os_error()),
@@ -156,29 +156,28 @@ impl Helper {
     fn start(cpus: &libc::cpu_set_t) -> io::Result<Self> {
         let (reader, writer) = io::pipe()?;
         let (reader, writer) = (OwnedFd::from(reader), OwnedFd::from(writer));
-        // SAFETY: changes a flag of a descriptor of ours.
+        // SAFETY: changes a flag of our own descriptor.
         if unsafe { libc::fcntl(writer.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the child calls only what is safe after a fork of a process with several threads: it allocates
+        // SAFETY: the child calls only functions that are safe after a fork of a threaded process: it allocates
         // nothing, takes no lock, and never returns.
         match unsafe { libc::fork() } {
             -1 => Err(io::Error::last_os_error()),
             0 => help(reader.as_raw_fd(), cpus),
             pid => Ok(Self {
                 pid,
-                // SAFETY: the descriptor was just given up by its owner, and is open.
+                // SAFETY: the owner has just released the descriptor, which is open.
                 orders: unsafe { File::from_raw_fd(writer.into_raw_fd()) },
             }),
         }
     }
 }
 
-/// The life of a helper: to run when it is time, until nobody is left to order it.
+/// A helper's main loop: runs on schedule until the pipe is closed.
 fn help(orders: RawFd, cpus: &libc::cpu_set_t) -> ! {
-    // Nothing of the agent's may stay open for as long as a helper lives: locks, sockets, the ends of other pipes, without
-    // which the others would not see that the agent has ended.
-    // SAFETY: nothing here uses another descriptor.
+    // A helper must not keep the agent's locks and sockets open, nor the ends of other pipes, by which other helpers
+    // see that the agent has ended. SAFETY: nothing here uses another descriptor.
     unsafe {
         let close = |first: libc::c_uint, last: libc::c_uint| {
             libc::syscall(libc::SYS_close_range, first, last, 0) == 0
@@ -210,12 +209,12 @@ fn help(orders: RawFd, cpus: &libc::cpu_set_t) -> ! {
                 is_first = false;
                 visit(cpus);
             }
-            // A signal that nobody minds.
+            // A signal without a handler.
             -1 if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => {}
             -1 => end(),
             _ => {
                 let mut bytes = [0; Order::BYTES];
-                // SAFETY: the kernel writes no more than the buffer has. An order is written at once, and read so.
+                // SAFETY: the kernel writes at most the buffer's size. An order is written and read as a whole.
                 let read = unsafe { libc::read(orders, bytes.as_mut_ptr().cast(), bytes.len()) };
                 if read != bytes.len() as isize {
                     end();
@@ -233,19 +232,19 @@ fn end() -> ! {
     unsafe { libc::_exit(0) }
 }
 
-/// Runs on each of these CPUs for a moment: on whichever it is now, at least.
+/// Runs on each of these CPUs for a moment; at least on the present one.
 fn visit(cpus: &libc::cpu_set_t) {
-    // SAFETY: reads a set that is whole.
+    // SAFETY: reads a complete set.
     if unsafe { libc::CPU_COUNT(cpus) } < 2 {
         return;
     }
     for cpu in 0..libc::CPU_SETSIZE as usize {
-        // SAFETY: the number is less than a set has; a set of all zero is the empty one; the kernel reads no more than its size.
+        // SAFETY: the number is below a set's size; all zero is the empty set; the kernel reads no more than its size.
         unsafe {
             if libc::CPU_ISSET(cpu, cpus) {
                 let mut only: libc::cpu_set_t = std::mem::zeroed();
                 libc::CPU_SET(cpu, &mut only);
-                // A CPU that was switched off holds nothing.
+                // An offline CPU has no translations.
                 libc::sched_setaffinity(0, size_of_val(&only), &raw const only);
             }
         }
@@ -255,8 +254,8 @@ fn visit(cpus: &libc::cpu_set_t) {
 impl Drop for Helper {
     fn drop(&mut self) {
         let mut status = 0;
-        // SAFETY: ends a child of ours that was not waited for yet, so that the number is still its own, waits for it,
-        // and writes to a word of ours.
+        // SAFETY: kills a child that was not waited for yet, so that the pid is still its own; waits for it, and writes
+        // to a word of ours.
         unsafe {
             libc::kill(self.pid, libc::SIGKILL);
             libc::waitpid(self.pid, &raw mut status, 0);

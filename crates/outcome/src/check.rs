@@ -1,4 +1,4 @@
-//! What a result cannot say: values that nobody can have measured.
+//! Validates the values of a result.
 
 use std::fmt;
 
@@ -10,13 +10,17 @@ use crate::schema::{Repeats, Tail, WorkloadResult};
 type Checked = Result<(), ContentError>;
 
 impl RunResult {
-    /// Checks that every value can have been measured: numbers are finite; times, rates and
-    /// latencies are not negative; shares lie in 0 to 1; each series is in order of time,
-    /// percentiles and extremes in order of size.
+    /// Checks that every value can have been measured.
+    ///
+    /// - Numbers are finite.
+    /// - Times, rates and latencies are not negative.
+    /// - Shares lie in 0 to 1.
+    /// - Each series is sorted by time, and percentiles and extremes by size.
+    ///
     /// `mgmt_cpu_s` may be negative: it is a difference of two noisy runs.
     ///
     /// # Errors
-    /// [`ContentError::Schema`] or [`ContentError::Value`]: the first thing that is wrong.
+    /// [`ContentError::Schema`] or [`ContentError::Value`]: the first invalid value.
     pub fn check(&self) -> Result<(), ContentError> {
         if self.schema != SCHEMA {
             let found = self.schema.into();
@@ -40,11 +44,11 @@ impl RunResult {
 
 fn system(of_system: &SystemResult, place: &Place) -> Checked {
     run(of_system, place)?;
-    // As deep as the decoder goes at most.
+    // The decoder limits the depth.
     place.each("other_settings", &of_system.other_settings, system)
 }
 
-/// What a run of a system says.
+/// Checks the values of one run of a system.
 fn run(system: &SystemResult, place: &Place) -> Checked {
     place.amounts([
         ("elapsed_s", system.elapsed_s),
@@ -138,7 +142,7 @@ fn series(series: &[Point], place: &Place) -> Checked {
     Ok(())
 }
 
-/// Where a value stands, such as `systems[0].series[1]`; written only when it is asked for.
+/// The path of a value, such as `systems[0].series[1]`; formatted only when needed.
 #[derive(Clone, Copy, Default)]
 struct Place<'a>(Option<(&'a Place<'a>, &'a str, Option<usize>)>);
 

@@ -1,4 +1,4 @@
-//! Figures by name, for tables, pictures and comparisons that a scenario asks for.
+//! Figures by name, for tables, pictures and comparisons in scenarios.
 
 use std::fmt;
 
@@ -8,9 +8,13 @@ use crate::names::{CAUSES, COUNTERS, LOGGING_COUNTERS, is_counter, role};
 use crate::schema::{SystemResult, WorkloadResult};
 use crate::unit::Unit;
 
-/// The name of a figure of a result: one of a fixed list (`elapsed_s`, `mean_mops`, ...), a counter
-/// (`counters.flush_total`), the CPU seconds of a cause or of several together (`cpu_s.track`,
-/// `cpu_s.migrate+fault`), or a VM's or tenant's share of the fast memory of all (`fast_share.NAME`).
+/// The name of a figure of a result.
+///
+/// One of:
+/// - a name of a fixed list (`elapsed_s`, `mean_mops`, ...);
+/// - a counter (`counters.flush_total`);
+/// - the CPU seconds of one or several causes (`cpu_s.track`, `cpu_s.migrate+fault`);
+/// - a VM's or tenant's share of all fast memory (`fast_share.NAME`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Figure(String);
@@ -28,7 +32,7 @@ struct Fixed {
     of: fn(&SystemResult) -> Option<f64>,
 }
 
-/// One row for each figure: name, words, unit, and where it is found.
+/// One row for each figure: name, words, unit, and its value.
 macro_rules! figures {
     ($($name:literal, $words:literal, $unit:literal, $of:expr;)*) => {
         [$(Fixed { name: $name, words: $words, unit: $unit, of: $of }),*]
@@ -64,12 +68,12 @@ const FIXED: &[Fixed] = &figures! {
     "tail.p999_ns", "p99.9 of operations", "ns", |s| Some(s.tail?.p999_ns);
 };
 
-/// The system, if its speed is told in this unit.
+/// The system, if its speed has this unit.
 fn told_in(system: &SystemResult, unit: Unit) -> Option<&SystemResult> {
     (system.speed.as_ref()?.unit == unit).then_some(system)
 }
 
-/// Time of page walks over that of the program without them.
+/// Time of page walks divided by the program's time without them.
 fn walk_overhead(system: &SystemResult) -> Option<f64> {
     let walks_s = *system.counters.get("walk_ns")? as f64 / 1e9;
     let work = ["compute", "walk", "cache", "fast", "slow"].map(|cause| system.cpu_s.get(cause));
@@ -77,7 +81,7 @@ fn walk_overhead(system: &SystemResult) -> Option<f64> {
     (work_s > walks_s).then(|| walks_s / (work_s - walks_s))
 }
 
-/// A VM's share of the fast memory that all VMs own at the end; or a program's in a cgroup, of what all such hold.
+/// A VM's share of the fast memory that all VMs own at the end, or a program's share among programs in cgroups.
 fn fast_share(system: &SystemResult, vm: &str) -> Option<f64> {
     let owned = |w: &WorkloadResult| Some(w.series.last()?.fast_bytes? as f64);
     let of_all: f64 = system.workloads.iter().filter_map(owned).sum();
@@ -85,20 +89,20 @@ fn fast_share(system: &SystemResult, vm: &str) -> Option<f64> {
     (of_all > 0.0).then_some(own / of_all)
 }
 
-/// The smallest throughput at the end of workloads side by side.
+/// The lowest final throughput of workloads that run side by side.
 fn slowest(system: &SystemResult) -> Option<f64> {
     let speeds = system.workloads.iter().filter_map(|w| w.speed.as_ref());
     let speeds = speeds.filter(|speed| speed.unit == Unit::MOPS);
     speeds.filter_map(|speed| speed.steady).reduce(f64::min)
 }
 
-/// The largest speed of an interval.
+/// The highest speed of an interval.
 fn peak(system: &SystemResult) -> Option<f64> {
     let speeds = system.series.iter().filter_map(|point| point.speed);
     speeds.reduce(f64::max)
 }
 
-/// The smallest speed of an interval as a share of the largest.
+/// The lowest speed of an interval as a share of the highest.
 fn trough(system: &SystemResult) -> Option<f64> {
     let speeds = system.series.iter().filter_map(|point| point.speed);
     let least = speeds.reduce(f64::min)?;
@@ -107,7 +111,7 @@ fn trough(system: &SystemResult) -> Option<f64> {
 }
 
 impl Figure {
-    /// The figure of a system; nothing where nobody measured it.
+    /// The figure of a system; `None` if it was not measured.
     pub fn of(&self, system: &SystemResult) -> Option<f64> {
         match self.parts() {
             ("counters", counter) => system.counters.get(counter).map(|&n| n as f64),
@@ -117,7 +121,7 @@ impl Figure {
         }
     }
 
-    /// Its name in words. The unit is left out of a ratio.
+    /// Its name in words, without the unit for a ratio.
     pub fn words(&self, is_ratio: bool) -> String {
         let plain = |name: &str| name.replace('_', " ");
         let (words, unit) = match (self.fixed(), self.parts()) {
@@ -137,7 +141,7 @@ impl Figure {
         }
     }
 
-    /// What stands before the first point, and behind it.
+    /// The parts before and after the first point.
     fn parts(&self) -> (&str, &str) {
         self.0.split_once('.').unwrap_or(("", &self.0))
     }

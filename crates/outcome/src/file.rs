@@ -1,4 +1,4 @@
-//! Reading, checking and writing result files.
+//! Reads, checks and writes result files.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -10,10 +10,10 @@ use serde::Deserialize;
 use crate::schema::{RunResult, SCHEMA};
 use crate::schema_1;
 
-/// Longest result file that is read, bytes: a thousand systems with an hour of seconds each.
+/// Maximum size of a result file, bytes: a thousand systems with an hour of seconds each.
 pub const FILE_BYTES_MAX: u64 = 512 << 20;
 
-/// Why a result file cannot be read or written.
+/// An error with a result file.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The file cannot be read.
@@ -21,7 +21,7 @@ pub enum Error {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// A file cannot be written.
@@ -29,7 +29,7 @@ pub enum Error {
     Write {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The file's content is no result.
@@ -37,21 +37,21 @@ pub enum Error {
     Content {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The error in its content.
         source: ContentError,
     },
 }
 
-/// What is wrong with a result.
+/// An error in a result's content.
 #[derive(Debug, thiserror::Error)]
 pub enum ContentError {
-    /// Not JSON.
+    /// It is not JSON.
     #[error("not JSON ({0}); write it with `demeter run SCENARIO --json FILE`")]
     Json(serde_json::Error),
-    /// JSON, but not of a result's shape.
+    /// It is JSON without a result's structure.
     #[error("not a result ({0}); write it with `demeter run SCENARIO --json FILE`")]
     Shape(serde_json::Error),
-    /// A version of the schema that this program does not know.
+    /// The schema's version is unknown.
     #[error(
         "schema version {found}, but this demeter knows only 1 to {SCHEMA}; \
          use the demeter that wrote the file, or run the scenario again"
@@ -60,14 +60,14 @@ pub enum ContentError {
         /// The file's version.
         found: u64,
     },
-    /// A value that cannot have been measured.
+    /// A value is impossible.
     #[error("{place} is {value}; it must be {rule}")]
     Value {
-        /// Which value.
+        /// The value's path.
         place: String,
-        /// What it is.
+        /// The value.
         value: f64,
-        /// What it must be.
+        /// The rule that it breaks.
         rule: &'static str,
     },
 }
@@ -86,8 +86,8 @@ impl RunResult {
     /// Reads and checks a result file.
     ///
     /// # Errors
-    /// [`Error::Read`] when it cannot be read or is longer than [`FILE_BYTES_MAX`],
-    /// [`Error::Content`] when it is no result of a version up to [`SCHEMA`] or fails [`RunResult::check`].
+    /// [`Error::Read`]: it cannot be read or is longer than [`FILE_BYTES_MAX`]. [`Error::Content`]: it is no result of
+    /// a version up to [`SCHEMA`], or fails [`RunResult::check`].
     pub fn load(path: &Path) -> Result<Self, Error> {
         let text = read_bounded(path).map_err(|source| Error::Read {
             path: path.into(),
@@ -102,9 +102,9 @@ impl RunResult {
     /// Parses and checks a result.
     ///
     /// # Errors
-    /// As [`RunResult::load`], without the file.
+    /// Like [`RunResult::load`], without those of the file.
     pub fn from_json(text: &str) -> Result<Self, ContentError> {
-        // The version first: another version may have another shape.
+        // The version first, because another version may have another structure.
         #[derive(Deserialize)]
         struct Version {
             schema: u64,
@@ -119,11 +119,11 @@ impl RunResult {
         Ok(result)
     }
 
-    /// Checks and writes the result: whole or not at all, see [`write_file`].
+    /// Checks and writes the result atomically, see [`write_file`].
     ///
     /// # Errors
-    /// [`Error::Content`] when the result fails [`RunResult::check`] (JSON has no NaN),
-    /// [`Error::Write`] when the system refuses.
+    /// [`Error::Content`]: the result fails [`RunResult::check`] (JSON has no NaN). [`Error::Write`]: the file cannot
+    /// be written.
     pub fn save(&self, path: &Path) -> Result<(), Error> {
         self.check().map_err(|source| Error::Content {
             path: path.into(),
@@ -152,18 +152,19 @@ fn read_bounded(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
-/// Writes a file whole or not at all: into a temporary file in the same directory that then takes
-/// the name. What is no regular file (a pipe, `/dev/stdout`) is written to as it is.
+/// Writes a file atomically, through a temporary file in the same directory.
+///
+/// Pipes, devices and other special files are written directly.
 ///
 /// # Errors
-/// [`Error::Write`] when the system refuses; a file that was there is then unchanged.
+/// [`Error::Write`]: the file cannot be written; an existing file is unchanged.
 pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let written = match fs::metadata(path) {
         Ok(metadata) if !metadata.is_file() => fs::OpenOptions::new()
             .write(true)
             .open(path)
             .and_then(|mut file| file.write_all(bytes)),
-        // Through a symbolic link: the link stays, its target is replaced.
+        // A symbolic link stays, and its target is replaced.
         Ok(metadata) => path.canonicalize().and_then(|target| {
             write_then_rename(&target, bytes, metadata.permissions().mode() & 0o777)
         }),
@@ -175,7 +176,7 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     })
 }
 
-/// `mode` is cut by the process's umask.
+/// The process's umask applies to `mode`.
 fn write_then_rename(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     let dir = match path.parent() {
         Some(dir) if !dir.as_os_str().is_empty() => dir,

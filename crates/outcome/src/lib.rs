@@ -1,7 +1,7 @@
-//! What a run came to: its timeline, the figures that follow, and the result file.
+//! The outcome of a run: its timeline, its figures and the result file.
 //!
-//! The simulator and the lab fill a [`Timeline`]; [`Timeline::summarise`] makes a [`SystemResult`] of
-//! it, and a [`RunResult`] is the file with all systems of a scenario.
+//! The simulator and the lab fill a [`Timeline`]. [`Timeline::summarise`] turns it into a [`SystemResult`], and a
+//! [`RunResult`] is the file with all systems of a scenario.
 //!
 //! ```
 //! use demeter_outcome::RunResult;

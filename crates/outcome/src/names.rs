@@ -1,20 +1,19 @@
-//! The names by which a result tells what took CPU time and what was counted.
+//! Names of CPU time causes and counters in a result.
 
-/// What a cause of CPU time is to whom manages memory.
+/// The purpose of a cause of CPU time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// What the machine is there for, and what it does whoever manages memory.
+    /// The workload, and everything that runs under any system.
     Work,
-    /// The price of managing memory, as far as it is more than under `none`.
+    /// Managing memory, as far as it exceeds that of `none`.
     Management,
-    /// What watching the run takes.
+    /// Observing the run.
     Watching,
 }
 
 use Role::{Management, Watching, Work};
 
-/// Causes of CPU time: those of the simulator, then those of a VM, whose whole system time counts
-/// as management.
+/// Causes of CPU time: the simulator's, then a VM's, whose whole system time counts as management.
 pub const CAUSES: [(&str, Role); 26] = [
     ("compute", Work),
     ("walk", Work),
@@ -44,10 +43,10 @@ pub const CAUSES: [(&str, Role); 26] = [
     (OTHER_SYSTEM, Management),
 ];
 
-/// System time of a VM that no other cause took.
+/// System time of a VM without another cause.
 pub const OTHER_SYSTEM: &str = "other_system";
 
-/// What the simulator counts.
+/// The simulator's counters.
 pub const COUNTERS: [&str; 15] = [
     "flush_total",
     "flush_guest_local_one",
@@ -66,11 +65,10 @@ pub const COUNTERS: [&str; 15] = [
     "working_set_bytes",
 ];
 
-/// What the simulator counts where a system keeps histories of accesses: pages by the ones in theirs, from
-/// `01` to `32`.
+/// Prefix of the simulator's counters of access histories: pages by the number of ones, from `01` to `32`.
 pub const HISTORY_PREFIX: &str = "pages_with_ones_";
 
-/// What the simulator counts of a VM whose writes are logged.
+/// The simulator's counters of a VM under dirty logging.
 pub const LOGGING_COUNTERS: [&str; 8] = [
     "stage2_faults",
     "blocks_split",
@@ -82,10 +80,10 @@ pub const LOGGING_COUNTERS: [&str; 8] = [
     "downtime_ms",
 ];
 
-/// What a host's KVM counts of its guests begins so.
+/// Prefix of a host's KVM counters.
 pub const KVM_PREFIX: &str = "kvm_";
 
-/// What is kept of a kernel's /proc/vmstat, by the start of its name: how pages moved.
+/// Prefixes of the counters kept from /proc/vmstat, which concern migration.
 pub const VMSTAT_PREFIXES: [&str; 7] = [
     "pgpromote",
     "pgdemote",
@@ -96,7 +94,7 @@ pub const VMSTAT_PREFIXES: [&str; 7] = [
     "thp_",
 ];
 
-/// The role of a cause; none for one that nobody here knows.
+/// The role of a cause; `None` if it is unknown.
 pub fn role(cause: &str) -> Option<Role> {
     let mut causes = CAUSES.iter();
     causes
@@ -104,7 +102,7 @@ pub fn role(cause: &str) -> Option<Role> {
         .map(|(_, role)| *role)
 }
 
-/// Whether a run can have counted something by this name.
+/// Whether a run can have a counter of this name.
 pub fn is_counter(name: &str) -> bool {
     COUNTERS.contains(&name)
         || LOGGING_COUNTERS.contains(&name)

@@ -1,109 +1,108 @@
-//! What a run in which memory was changed from outside measured beside its systems' figures.
+//! Results of runs in which memory was resized from outside.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// How memory was provisioned, and what that cost.
+/// The provisioning of memory and its cost.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
 pub struct Provisioning {
     /// The mechanism: `static`, `virtio-balloon`, `virtio-mem` or `demeter-balloon`.
     pub provisioner: String,
-    /// What decided how much each VM gets: `static`, `shares` or `wss`.
+    /// The policy that divided the memory: `static`, `shares` or `wss`.
     pub policy: String,
-    /// Bytes taken from the VM before the workload started, as the guest says.
+    /// Bytes taken from the VM before the workload started, according to the guest.
     pub bytes_inflated: Option<u64>,
-    /// Bytes that the host's files of guest memory were smaller afterwards.
+    /// Bytes by which the host's files of guest memory shrank.
     pub host_bytes_returned: Option<u64>,
-    /// Seconds from the request until all of it was taken.
+    /// Seconds from the request until all memory was taken.
     pub inflate_s: Option<f64>,
     /// `bytes_inflated / inflate_s`, GiB (2^30 bytes) per second.
     pub inflate_gib_per_s: Option<f64>,
     /// Memory that programs could take from the fast node afterwards, bytes.
     pub fast_free_bytes: Option<u64>,
-    /// The same for the slow node.
+    /// Memory that programs could take from the slow node afterwards, bytes.
     pub slow_free_bytes: Option<u64>,
-    /// What was asked for in the timed phase.
+    /// Resizes in the timed phase.
     #[serde(default)]
     pub resizes: Vec<Resize>,
-    /// Speed that 99 % of the reporting intervals reached in which a resize was under way, in the
-    /// unit of the run's.
+    /// Speed that 99 % of the reporting intervals with a resize in progress reach, in the run's unit.
     pub p99_resizing: Option<f64>,
-    /// The same for all other intervals.
+    /// Speed that 99 % of all other intervals reach.
     pub p99_other: Option<f64>,
-    /// How often more was promised than a pool holds, as the host controller counts it.
+    /// How often a pool was overcommitted, according to the host controller.
     pub pool_violations: Option<u64>,
-    /// What was crashed, where that is what the run is for.
+    /// Results of crashes, for runs that cause them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub crashes: Option<CrashFigures>,
-    /// What was used over a long time, where that is what the run is for.
+    /// Use of resources, for long runs that measure it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub soak: Option<SoakFigures>,
 }
 
-/// One change of a VM's fast memory in the timed phase.
+/// A resize of a VM's fast memory in the timed phase.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
 pub struct Resize {
-    /// When it was asked for, seconds into the timed phase.
+    /// Time of the request, seconds into the timed phase.
     pub t_s: f64,
-    /// Fast memory that the VM was to own, bytes.
+    /// Requested fast memory of the VM, bytes.
     pub fast_bytes: u64,
-    /// Seconds until it did; null if it never did.
+    /// Seconds until the VM had it; null if it never did.
     pub took_s: Option<f64>,
-    /// What the host controller said instead.
+    /// The host controller's reason if it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
 
-/// Crashes, and other events of a VM's life, that a run has survived.
+/// Results of crashes and other events in a VM's life.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
 pub struct CrashFigures {
-    /// How many, one after the other.
+    /// Number of events, one after the other.
     pub cycles: u64,
-    /// The same by what happened.
+    /// Number of events by kind.
     #[serde(alias = "by_victim")]
     pub by_event: BTreeMap<String, u64>,
-    /// The longest time from one until the VM owned what it should and its workload had
-    /// verified a round from its beginning, seconds.
+    /// The longest recovery, seconds: from the event until the VM owned its memory and the workload had verified a
+    /// whole round.
     pub recovered_max_s: f64,
     /// Rounds that the workload verified.
     pub rounds: u64,
-    /// Words that it checked in them.
+    /// Words that it checked.
     pub words: u64,
     /// Words that were wrong.
     pub wrong_words: u64,
-    /// The largest count of pool violations that a host controller showed.
+    /// The highest count of pool violations that a host controller reported.
     pub violations: u64,
 }
 
-/// Figures of a long run with many changes of size.
+/// Results of a long run with many resizes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
 pub struct SoakFigures {
-    /// How long it was, seconds.
+    /// Its length, seconds.
     pub seconds: u64,
-    /// Changes of a VM's size.
+    /// Number of resizes.
     pub resizes: u64,
     /// Rounds that the workloads verified.
     pub rounds: u64,
-    /// Words that they checked in them.
+    /// Words that they checked.
     pub words: u64,
     /// Words that were wrong.
     pub wrong_words: u64,
-    /// What everybody used.
+    /// Use of resources by each process.
     pub uses: Vec<Use>,
 }
 
 /// One process's use of one resource.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
 pub struct Use {
-    /// Who: the controller, or which VM's agent or kernel.
+    /// The process: the controller, or the agent or kernel of a VM.
     pub who: String,
-    /// What: `KiB` of memory, `descriptors` or `threads`.
+    /// The resource: `KiB` of memory, `descriptors` or `threads`.
     pub what: String,
-    /// The most in the second quarter of the run.
+    /// The maximum in the second quarter of the run.
     pub early: u64,
-    /// The most in its last quarter.
+    /// The maximum in the last quarter.
     pub late: u64,
-    /// Whether that is more than chance.
+    /// Whether it grew by more than noise.
     pub grew: bool,
 }

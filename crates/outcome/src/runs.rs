@@ -1,14 +1,15 @@
-//! What follows from several runs together: the one in the middle, management less that of `none`.
+//! Combines several runs: the median run, and management relative to `none`.
 
 use std::num::NonZeroU32;
 
 use crate::schema::{Repeats, Speed, SystemResult};
 
-/// The system whose memory nobody manages.
+/// The system without memory management.
 pub const NONE: &str = "none";
 
-/// What all runs of one case give together, each system's `repeats` runs next to each other: of
-/// each system the run in the middle, its management less that of `none`.
+/// Combines all runs of a case; each system's `repeats` runs are adjacent.
+///
+/// Returns each system's median run, its management less that of `none`.
 pub fn together(
     mut runs: impl Iterator<Item = SystemResult>,
     repeats: NonZeroU32,
@@ -20,7 +21,7 @@ pub fn together(
     systems
 }
 
-/// Management is what a system costs on top of what `none` has anyway; unknown without it.
+/// Subtracts the management of `none` from each system's; without `none` it becomes unknown.
 pub fn less_none(systems: &mut [SystemResult]) {
     let none = systems.iter().find(|s| s.name == NONE);
     let baseline = none.map(|n| (n.mgmt_cpu_s, n.mgmt_cpu_steady_s));
@@ -36,9 +37,10 @@ pub fn less_none(systems: &mut [SystemResult]) {
     }
 }
 
-/// Of a system's runs under different settings the best, which has the others with it. Better is:
-/// done earlier, else faster; of several workloads their geometric mean counts. Where nothing was
-/// measured the first is taken.
+/// The best of a system's runs under different settings, with the others in it.
+///
+/// The best run finished first, or else was the fastest. The geometric mean of several workloads counts. If nothing was
+/// measured, the first run is returned.
 pub fn best(mut runs: Vec<SystemResult>) -> Option<SystemResult> {
     let scores: Vec<f64> = runs.iter().map(|run| score(run).unwrap_or(0.0)).collect();
     let ahead = |best: usize, other: usize| {
@@ -54,7 +56,7 @@ pub fn best(mut runs: Vec<SystemResult>) -> Option<SystemResult> {
     Some(kept)
 }
 
-/// How good a run was, only to compare it with others of the same work.
+/// A score that compares runs of the same work.
 fn score(run: &SystemResult) -> Option<f64> {
     let of = |elapsed_s: Option<f64>, speed: &Option<Speed>| {
         let speed = speed.as_ref();
@@ -70,14 +72,14 @@ fn score(run: &SystemResult) -> Option<f64> {
     Some((sum / run.workloads.len() as f64).exp())
 }
 
-/// The figure by which runs of one system are put in order.
+/// The figure by which a system's runs are sorted.
 fn main_figure(result: &SystemResult) -> Option<f64> {
     result.elapsed_s.or(result.mean())
 }
 
-/// Of the runs of one system the one in the middle (of an even number, the lower one), with what
-/// the others gave. A run whose work did not end has no elapsed time and is left out where others
-/// have one.
+/// The median of a system's runs (the lower one of an even number), with the range of all.
+///
+/// An unfinished run has no elapsed time, and is ignored if others have one.
 pub fn middle(mut runs: Vec<SystemResult>) -> Option<SystemResult> {
     if runs.len() > 1 && runs.iter().any(|run| run.elapsed_s.is_some()) {
         runs.retain(|run| run.elapsed_s.is_some());
@@ -168,7 +170,7 @@ mod tests {
             (best.settings.unwrap(), others.join(" "))
         };
         let told = |best: &str, others: &str| (best.to_owned(), others.to_owned());
-        // A throughput, a latency, a time for the work, nothing.
+        // Throughput, latency, elapsed time, nothing.
         let [a, b, c] = [("a", 1.0), ("b", 3.0), ("c", 2.0)]
             .map(|(name, mean)| ["Mops", "ns"].map(|unit| run(name, None, unit, Some(mean))));
         let unit = |i: usize| [&a, &b, &c].map(|runs| runs[i].clone()).to_vec();

@@ -1,4 +1,4 @@
-//! The result file: one schema for `sim`, `lab` and `here`.
+//! The schema of result files of `sim`, `lab` and `here`.
 
 use std::collections::BTreeMap;
 
@@ -7,18 +7,17 @@ use serde::{Deserialize, Serialize};
 use crate::provisioning::Provisioning;
 use crate::unit::Unit;
 
-/// Version of the schema that this crate writes. It reads version 1, too.
+/// The schema version that is written. Version 1 can be read, too.
 pub const SCHEMA: u32 = 2;
 
-/// What one run of a scenario measured: the result file, as JSON.
+/// The result of one run of a scenario: a result file, as JSON.
 ///
-/// Units are in the names: `_s` seconds, `_ns` nanoseconds, `bytes_` bytes; a workload's speed names
-/// its own. Shares go from 0 to 1. What was not measured is `null` or not there. Within one version
-/// of the schema fields may be added, never changed or taken away; readers ignore what they do not
-/// know. A file that breaks these rules is refused, see [`RunResult::check`].
+/// Units are in the names: `_s` seconds, `_ns` nanoseconds, `bytes_` bytes; a workload's speed names its own. Shares go
+/// from 0 to 1. Values that were not measured are `null` or missing. Within one version of the schema fields may be
+/// added, but never changed or removed; readers ignore unknown fields. A file that breaks these rules is rejected, see
+/// [`RunResult::check`].
 ///
-/// `demeter run scenarios/gups.toml --on lab --json result.json` writes, here cut to two seconds
-/// and one system:
+/// `demeter run scenarios/gups.toml --on lab --json result.json` writes, cut here to two seconds and one system:
 ///
 /// ```json
 #[doc = include_str!("../tests/example.json")]
@@ -38,18 +37,18 @@ pub struct RunResult {
     /// When the workload's hot set jumps, seconds into the timed phase.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shift_at_s: Option<u64>,
-    /// One entry for each system, in the scenario's order; none when there are cases.
+    /// One entry for each system, in the scenario's order; empty if there are cases.
     pub systems: Vec<SystemResult>,
-    /// The cases of a scenario that varies, in its order.
+    /// The cases of a scenario with `vary`, in its order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cases: Vec<Case>,
-    /// What others have published about the scenario, beside what was measured here.
+    /// Published figures of the scenario, beside the measured ones.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub published: Vec<Published>,
 }
 
 impl Default for RunResult {
-    /// An empty result of no scenario.
+    /// An empty result without a scenario.
     fn default() -> Self {
         Self {
             schema: SCHEMA,
@@ -65,54 +64,54 @@ impl Default for RunResult {
     }
 }
 
-/// One case of a scenario that varies.
+/// A case of a scenario with `vary`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Case {
-    /// Which table of the scenario's `vary` it belongs to, from 0.
+    /// Index of its table in the scenario's `vary`, from 0.
     #[serde(default)]
     pub group: usize,
-    /// What it sets: key and value, as a person gives them.
+    /// Its settings: key and value, as written.
     pub settings: Vec<(String, String)>,
     /// One entry for each system, in the scenario's order.
     pub systems: Vec<SystemResult>,
 }
 
-/// A published figure and ours.
+/// A published figure and the measured one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Published {
     /// The name of a [`Figure`](crate::Figure).
     pub figure: String,
-    /// Whose.
+    /// The system that it is about.
     pub system: String,
-    /// The system that it is divided by, if it is a ratio; with what is different in its case.
+    /// The system that it is divided by, for a ratio, with the settings that differ in its case.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub over: Option<String>,
-    /// Settings of the case that it is about; empty without cases.
+    /// Settings of its case; empty without cases.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub case: Vec<(String, String)>,
-    /// What was published.
+    /// The published value.
     pub value: f64,
-    /// What was measured; null when it was not.
+    /// The measured value; null if it was not measured.
     pub ours: Option<f64>,
-    /// How far the two may be apart, as a share of the published one, and still agree.
+    /// The allowed difference, as a share of the published value.
     pub within: f64,
-    /// Where it was published.
+    /// The publication.
     pub source: String,
 }
 
-/// A published ratio that is nearer to 1 says that both are as good, not which is better.
+/// A published ratio this close to 1 says that both are equal, not which one is better.
 const EQUAL: f64 = 0.05;
 
 impl Published {
-    /// Whether ours is within the limit and, for a ratio, on the same side of 1. A figure that was not measured
-    /// does not agree.
+    /// Whether the measured value agrees: within the limit and, for a ratio, on the same side of 1. A figure that was
+    /// not measured does not agree.
     pub fn agrees(&self) -> bool {
         let limit = self.within * self.value.abs();
         let is_near = |ours: f64| (ours - self.value).abs() <= limit;
         self.ours.is_some_and(is_near) && !self.is_reversed()
     }
 
-    /// Whether it is a ratio that says who has more, and ours does not say the same.
+    /// Whether the published ratio says which system is better, and the measured one does not agree.
     pub fn is_reversed(&self) -> bool {
         let says_who = self.over.is_some() && (self.value - 1.0).abs() > EQUAL;
         let other = |ours: f64| (ours - 1.0) * (self.value - 1.0) <= 0.0;
@@ -127,75 +126,70 @@ impl Published {
 pub struct SystemResult {
     /// The system's name, as in the scenario.
     pub name: String,
-    /// The name of the settings under which it ran, where the scenario has some: those under which
-    /// the system was best.
+    /// The name of its settings, where the scenario has several; the best ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settings: Option<String>,
-    /// What it did under its other settings, in the scenario's order.
+    /// Results under its other settings, in the scenario's order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub other_settings: Vec<Self>,
-    /// What tells how the run was made, not what came of it.
+    /// How the run was made.
     #[serde(default, skip_serializing_if = "Metadata::is_empty")]
     pub metadata: Metadata,
-    /// Seconds until a fixed amount of work was done: the mean over all VMs, the latest of several
-    /// workloads; null where the time was fixed or the work did not end.
+    /// Seconds until a fixed amount of work was done: the mean of all VMs, the latest of several workloads. Null if the
+    /// time was fixed or the work did not end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub elapsed_s: Option<f64>,
-    /// How long single operations took, where the workload tells.
+    /// Latencies of single operations, if the workload reports them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tail: Option<Tail>,
-    /// What other seeds gave; null for a single run. All other fields are those of the run in the
-    /// middle.
+    /// Results of other seeds; null for a single run. All other fields are those of the median run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repeats: Option<Repeats>,
-    /// How fast the workload went: the sum over VMs side by side. Null where nothing is counted, and
-    /// where several `workloads` count different things.
+    /// Speed of the workload, summed over VMs. Null if nothing is counted, or if several `workloads` count different
+    /// things.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub speed: Option<Speed>,
-    /// Share of the hot set in fast memory at the end, 0 to 1; null where the workload does not say
-    /// what is hot.
+    /// Share of the hot set in fast memory at the end, 0 to 1; null if the workload does not report its hot set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hot_in_fast_final: Option<f64>,
-    /// Seconds of the timed phase until 90 % of the (first) hot set was in fast memory; null if
-    /// never.
+    /// Seconds of the timed phase until 90 % of the (first) hot set was in fast memory; null if that never happened.
     pub t90_s: Option<f64>,
     /// Seconds from the hot set's jump until 90 % of the new one was in fast memory.
     #[serde(default)]
     pub t90_after_shift_s: Option<f64>,
-    /// CPU seconds of management in the timed phase (see [`Role`](crate::Role)), less what the
-    /// same causes took under `none`. In a VM: its system time plus the agent's user time. Null
-    /// without a run of `none`.
+    /// CPU seconds of management in the timed phase (see [`Role`](crate::Role)), less those of the same causes under
+    /// `none`. In a VM: its system time plus the agent's user time. Null without a run of `none`.
     pub mgmt_cpu_s: Option<f64>,
-    /// The same in the last third.
+    /// CPU seconds of management in the last third.
     pub mgmt_cpu_steady_s: Option<f64>,
     /// Pages that kswapd scanned in the timed phase.
     pub kswapd_scanned: u64,
-    /// Bytes moved from slow to fast memory: verified by node where the system is Demeter, the
-    /// kernel's own counters elsewhere; null where nobody counts them.
+    /// Bytes moved from slow to fast memory: checked by node for Demeter, the kernel's counters otherwise. Null if they
+    /// are not counted.
     pub bytes_promoted: Option<u64>,
-    /// Bytes moved from fast to slow memory; likewise.
+    /// Bytes moved from fast to slow memory, counted likewise.
     pub bytes_demoted: Option<u64>,
-    /// Bytes moved in either direction per second of the last third; likewise.
+    /// Bytes moved in either direction per second of the last third, counted likewise.
     #[serde(default)]
     pub moved_steady_bytes_per_s: Option<f64>,
-    /// The most memory that the system had for itself, bytes, of all VMs together: histories, counters, filters,
-    /// queues, second copies. What a kernel keeps of its pages anyway does not count. Null where nobody looked.
+    /// The system's own memory at its maximum, bytes, over all VMs: histories, counters, filters, queues, second
+    /// copies. Memory that a kernel needs anyway for its pages does not count. Null if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_overhead_bytes: Option<u64>,
-    /// Words that the workload found wrong at the end; null when it did not verify.
+    /// Words that the workload found wrong at the end; null if it did not verify.
     pub verify_errors: Option<u64>,
     /// CPU seconds in the timed phase by cause, see [`CAUSES`](crate::CAUSES).
     #[serde(default)]
     pub cpu_s: BTreeMap<String, f64>,
-    /// What was counted in the timed phase: in a VM by the names of /proc/vmstat, on the simulator by
-    /// those of [`COUNTERS`](crate::COUNTERS).
+    /// Counters of the timed phase: in a VM by the names of /proc/vmstat, on the simulator by those of
+    /// [`COUNTERS`](crate::COUNTERS).
     #[serde(default)]
     pub counters: BTreeMap<String, u64>,
-    /// How memory was provisioned, where the scenario compares that. The system's name is then
-    /// that of the mechanism or of the policy.
+    /// Results of provisioning, if the scenario compares provisioners. The system's name is then that of the mechanism
+    /// or policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub provisioning: Option<Provisioning>,
-    /// Each workload of a run with several: programs in one VM, or VMs side by side.
+    /// Results by workload, if there are several: programs in one VM, or VMs side by side.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub workloads: Vec<WorkloadResult>,
     /// One point per reporting interval.
@@ -213,13 +207,13 @@ impl SystemResult {
         self.speed.as_ref()?.steady
     }
 
-    /// CPU time of management divided by the time that passed.
+    /// CPU time of management divided by elapsed time.
     pub fn cores_managing(&self) -> Option<f64> {
         let seconds = self.elapsed_s.or(self.series.last().map(|p| p.t_s))?;
         (seconds > 0.0).then_some(self.mgmt_cpu_s? / seconds)
     }
 
-    /// The same of the last third.
+    /// CPU time of management divided by elapsed time, in the last third.
     pub fn cores_managing_steady(&self) -> Option<f64> {
         let end_s = self.elapsed_s.or(self.series.last().map(|p| p.t_s))?;
         (end_s > 0.0).then_some(self.mgmt_cpu_steady_s? / (end_s / 3.0))
@@ -234,32 +228,31 @@ impl SystemResult {
 /// How a run was made.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, Default)]
 pub struct Metadata {
-    /// A hash of all that happened on the simulator: equal runs have equal ones.
+    /// A hash of all events on the simulator; equal runs have equal hashes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub event_log_hash: Option<u64>,
-    /// Real pages that one page of the simulator stands for.
+    /// Real pages per page of the simulator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scale: Option<u64>,
-    /// Share of the timed phase in which the host ran something else than the VM's CPUs, 0 to 1.
+    /// Share of the timed phase in which the host ran something other than the VM's CPUs, 0 to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_noise: Option<f64>,
-    /// The same of the last third.
+    /// The host's share of the last third.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_noise_steady: Option<f64>,
 }
 
-/// A run is disturbed when the host took more than this share of its time, or of its last third.
+/// A run is disturbed if the host took more than this share of its time, or of its last third.
 pub const HOST_NOISE_MAX: f64 = 0.03;
 
 impl Metadata {
-    /// The larger share of the time that the host took, of all of it and of the last third; 0 where
-    /// nobody looked.
+    /// The host's larger share, of the whole time and the last third; 0 if unknown.
     pub fn noise(&self) -> f64 {
         let shares = [self.host_noise, self.host_noise_steady];
         shares.into_iter().flatten().fold(0.0, f64::max)
     }
 
-    /// Whether the host did so much else that the figures do not count.
+    /// Whether the host took too much time for valid figures.
     pub fn is_disturbed(&self) -> bool {
         self.noise() > HOST_NOISE_MAX
     }
@@ -269,10 +262,10 @@ impl Metadata {
     }
 }
 
-/// How fast a workload went.
+/// The speed of a workload.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Speed {
-    /// What it is told in: a throughput, or the time of an operation.
+    /// Its unit: a throughput, or the time of an operation.
     pub unit: Unit,
     /// Mean over the timed phase.
     pub mean: Option<f64>,
@@ -281,7 +274,7 @@ pub struct Speed {
 }
 
 impl Speed {
-    /// Mean and steady speed, as far as they are known.
+    /// Mean and steady speed, if known.
     pub fn new(unit: Unit, mean: impl Into<Option<f64>>, steady: impl Into<Option<f64>>) -> Self {
         Self {
             unit,
@@ -296,13 +289,13 @@ impl Speed {
 pub struct WorkloadResult {
     /// Its name, or its VM's.
     pub name: String,
-    /// Seconds until it was done, if it has an end and came to it.
+    /// Seconds until it ended, if it has an end and reached it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub elapsed_s: Option<f64>,
-    /// How fast it went; null where nothing is counted.
+    /// Its speed; null if nothing is counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub speed: Option<Speed>,
-    /// Words that it found wrong at the end; null when it did not verify.
+    /// Words that it found wrong at the end; null if it did not verify.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verify_errors: Option<u64>,
     /// One point per reporting interval.
@@ -314,25 +307,26 @@ pub struct WorkloadResult {
 pub struct Tail {
     /// Their mean.
     pub mean_ns: f64,
-    /// Half of them took no longer.
+    /// Median.
     pub p50_ns: f64,
-    /// 90 % of them took no longer.
+    /// 90th percentile.
     pub p90_ns: f64,
-    /// 99 %.
+    /// 99th percentile.
     pub p99_ns: f64,
-    /// 99.9 %.
+    /// 99.9th percentile.
     pub p999_ns: f64,
 }
 
-/// Runs of one system with several seeds, by their main figure: the elapsed time where the work
-/// is fixed, else the mean speed.
+/// The range of a system's runs with several seeds, by their main figure.
+///
+/// The main figure is the elapsed time of fixed work, otherwise the mean speed.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Repeats {
-    /// Runs.
+    /// Number of runs.
     pub runs: u32,
-    /// The smallest main figure.
+    /// The lowest main figure.
     pub min: f64,
-    /// The largest.
+    /// The highest main figure.
     pub max: f64,
 }
 
@@ -346,8 +340,8 @@ pub struct Point {
     /// Share of the hot set that lay in fast memory at the end of the interval, 0 to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hot_in_fast: Option<f64>,
-    /// Fast memory that the VM owned then, bytes; with several VMs that of all. Of a program in a cgroup: what
-    /// the cgroup held of it. Null where it does not change.
+    /// Fast memory that the VM owned then, or all VMs together, bytes. For a program in a cgroup: the part that the
+    /// cgroup held. Null if it does not change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fast_bytes: Option<u64>,
 }

@@ -1,12 +1,11 @@
-//! Result files of schema 1, brought to the shape of today.
+//! Converts result files of schema 1 to the present schema.
 //!
-//! Speeds were fields by unit (`mean_mops`, `mean_latency_ns`, ...), a run's hash and scale stood
-//! among its counters, several VMs among what provisioning told, and every run had a hot set.
+//! Schema 1 had speeds in fields by unit (`mean_mops`, `mean_latency_ns`, ...), a run's hash and scale among its
+//! counters, and several VMs within provisioning. Every run had a hot set.
 
 use serde_json::{Map, Value, json};
 
-/// The file's content in today's shape. What is not where schema 1 has it stays as it is, for
-/// the reader to refuse.
+/// Converts the file's content. Unexpected values stay as they are, and the reader rejects them.
 pub(crate) fn upgrade(mut file: Value) -> Value {
     if let Some(fields) = file.as_object_mut() {
         fields.insert("schema".into(), json!(crate::SCHEMA));
@@ -20,7 +19,7 @@ pub(crate) fn upgrade(mut file: Value) -> Value {
     file
 }
 
-/// The objects of a list; none where there is no list.
+/// The objects of a list; empty if there is no list.
 fn items<'a>(of: &'a mut Value, key: &str) -> impl Iterator<Item = &'a mut Value> {
     let list = of.get_mut(key).and_then(Value::as_array_mut);
     list.into_iter().flatten().filter(|item| item.is_object())
@@ -53,7 +52,7 @@ fn upgrade_system(system: &mut Value) {
     }
 }
 
-/// Of a system or of one of its VMs: its speed and that of its points.
+/// Converts the speed of a system or VM, and of its points.
 fn upgrade_speed(of: &mut Value) {
     let Some(fields) = of.as_object_mut() else {
         return;

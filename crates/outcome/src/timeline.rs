@@ -1,17 +1,17 @@
-//! From what happened in a run to its figures.
+//! Computes a run's figures from its timeline.
 //!
 //! # Problem
-//! The simulator and the lab's VMs tell the same things by other means: counters that only rise,
-//! clocks that are exact or measured. One set of figures must follow from both.
+//! The simulator and the lab's VMs report the same quantities by different means: counters that only rise, and clocks
+//! that are exact or measured. One set of figures must follow from both.
 //!
 //! # Approach
-//! A [`Timeline`] is a list of moments, about one a second, each with what has accumulated so far.
-//! Every figure is the difference of two moments: of the start and the end, of the last third, of
-//! neighbours. Times are whole picoseconds, so that no difference depends on an order of sums.
+//! A [`Timeline`] is a list of moments, about one per second, each with the totals so far. Every figure is the
+//! difference of two moments: of the start and the end, of the last third, or of neighbours. Times are whole
+//! picoseconds, so that no difference depends on the order of sums.
 //!
 //! # Properties
-//! - The speeds of all intervals, weighted by their work or time, are the mean speed.
-//! - How much of a counter there was before the start changes nothing.
+//! - The speeds of all intervals, weighted by their work or time, give the mean speed.
+//! - A counter's value before the start does not matter.
 
 use std::collections::BTreeMap;
 
@@ -19,71 +19,70 @@ use crate::names::{CAUSES, Role};
 use crate::schema::{Metadata, Point, Speed, SystemResult, WorkloadResult};
 use crate::unit::Unit;
 
-/// Share of the hot set in fast memory at which a system has found it.
+/// Share of the hot set in fast memory from which it counts as found.
 const FOUND: f64 = 0.9;
 
 /// Picoseconds in a second.
 const PS_PER_S: f64 = 1e12;
 
-/// What one run did, from its start to its end.
+/// The measurements of one run, from start to end.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Timeline {
-    /// What is measured of each workload.
+    /// The quantities measured of each workload.
     pub meters: Vec<Meter>,
-    /// In order of time; the first is the start.
+    /// Sorted by time; the first is the start.
     pub moments: Vec<Moment>,
     /// When the hot set jumps.
     pub shift_ps: Option<u64>,
-    /// How late a measured clock may tell a moment that was in time.
+    /// Tolerance of a measured clock.
     pub slack_ps: u64,
 }
 
-/// What is measured of a workload.
+/// The measured quantities of a workload.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Meter {
-    /// Its name; of interest where there are several. The first of several may have none: it is then of all of
-    /// them together.
+    /// Its name, if there are several. The first of several may have none: it is the total.
     pub name: String,
-    /// What its speed is told in; nothing where nobody counts.
+    /// The unit of its speed; `None` if nothing is counted.
     pub unit: Option<Unit>,
-    /// Seconds until it was done, if it has an end and came to it.
+    /// Seconds until it ended, if it has an end and reached it.
     pub elapsed_s: Option<f64>,
 }
 
-/// How things stood at one moment.
+/// The totals at one moment.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Moment {
-    /// Since the timed phase began.
+    /// Time since the timed phase began.
     pub at_ps: u64,
-    /// The work of each meter, in their order.
+    /// Work of each meter, in their order.
     pub work: Vec<Work>,
-    /// Fast memory that each meter's workload holds, bytes, in their order; none where nobody looks.
+    /// Fast memory of each meter's workload, bytes, in their order; `None` if unknown.
     pub fast_bytes: Vec<Option<u64>>,
-    /// Share of the hot set in fast memory, 0 to 1; none where nobody says what is hot.
+    /// Share of the hot set in fast memory, 0 to 1; `None` if the hot set is unknown.
     pub hot_in_fast: Option<f64>,
     /// CPU time so far by cause, see [`CAUSES`].
     pub cpu_ps: BTreeMap<String, u64>,
-    /// Counters so far; what is not there at the start began at 0.
+    /// Counters so far; a counter that is missing at the start began at 0.
     pub counters: BTreeMap<String, u64>,
     /// Pages that kswapd has scanned.
     pub kswapd_scanned: u64,
-    /// Bytes moved to fast memory, where somebody counts them; none at the start is 0.
+    /// Bytes moved to fast memory, if counted; `None` at the start means 0.
     pub promoted_bytes: Option<u64>,
-    /// The same for slow memory.
+    /// Bytes moved to slow memory, likewise.
     pub demoted_bytes: Option<u64>,
-    /// Memory that the system has for itself now, where somebody knows.
+    /// The system's own memory now, if known.
     pub memory_overhead_bytes: Option<u64>,
-    /// Time in which the host ran something else than a virtual CPU that was not halted, their
-    /// mean; none where nobody looked.
+    /// Time in which the host ran something other than the virtual CPUs that were not halted, averaged over these;
+    /// `None` if unknown.
     pub lag_ps: Option<u64>,
 }
 
 /// A workload's work so far.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Work {
-    /// How much was done, as its unit counts.
+    /// Amount of work, as its unit counts it.
     pub done: f64,
-    /// Time that it had, of all threads where an operation's time is told.
+    /// Time that it took; summed over threads if the unit is an operation's time.
     pub time_ps: u64,
 }
 
@@ -94,8 +93,9 @@ impl Moment {
 }
 
 impl Timeline {
-    /// What the system called `name` did; nothing without an interval. Management is all that its
-    /// causes took: [`less_none`](crate::less_none) takes off what they take anyway.
+    /// Computes the figures of the system `name`; `None` without an interval.
+    ///
+    /// Management is all CPU time of its causes; [`less_none`](crate::less_none) subtracts that of `none`.
     pub fn summarise(&self, name: &str) -> Option<SystemResult> {
         let (start, rest) = self.moments.split_first()?;
         let end = rest.last()?;
@@ -173,7 +173,7 @@ impl Timeline {
         })
     }
 
-    /// A meter's speed between two moments.
+    /// Speed of a meter between two moments.
     fn speed(&self, meter: usize, from: &Moment, to: &Moment) -> Option<f64> {
         let work = |moment: &Moment| moment.work.get(meter).copied().unwrap_or_default();
         let (from, to) = (work(from), work(to));
@@ -190,7 +190,7 @@ impl Timeline {
         pairs.map(|pair| point(&pair[0], &pair[1])).collect()
     }
 
-    /// Seconds from a moment until the hot set was found, if that was before another.
+    /// Seconds from a moment until the hot set was found, if before another moment.
     fn found(&self, from_ps: u64, before_ps: u64) -> Option<f64> {
         let mut within = self
             .moments
@@ -201,17 +201,17 @@ impl Timeline {
     }
 }
 
-/// Seconds between two counts of picoseconds; less than 0 where the second is the smaller.
+/// Seconds between two counts of picoseconds; negative if the second is smaller.
 fn seconds(from_ps: u64, to_ps: u64) -> f64 {
     (i128::from(to_ps) - i128::from(from_ps)) as f64 / PS_PER_S
 }
 
-/// What was counted by a name; 0 where nothing was.
+/// A counter by name; 0 if it is missing.
 fn at(counts: &BTreeMap<String, u64>, name: &str) -> u64 {
     counts.get(name).copied().unwrap_or(0)
 }
 
-/// CPU seconds of all causes that are management.
+/// CPU seconds of all management causes.
 fn managed_s(from: &Moment, to: &Moment) -> f64 {
     let managed = CAUSES.iter().filter(|(_, role)| *role == Role::Management);
     managed
@@ -224,11 +224,11 @@ fn since(from: Option<u64>, to: Option<u64>) -> Option<u64> {
     Some(to?.saturating_sub(from.unwrap_or(0)))
 }
 
-/// The share of the time between two moments that the host took.
+/// The host's share of the time between two moments.
 fn noise(from: &Moment, to: &Moment) -> Option<f64> {
     let lag_ps = since(from.lag_ps, to.lag_ps)?;
     let length_ps = to.at_ps.saturating_sub(from.at_ps);
-    // Two clocks that are read one after the other.
+    // Two clocks are read one after the other, so the share may exceed 1.
     (length_ps > 0).then(|| (lag_ps as f64 / length_ps as f64).min(1.0))
 }
 

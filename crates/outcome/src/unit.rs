@@ -1,12 +1,13 @@
-//! What a workload's speed is told in.
+//! The unit of a workload's speed.
 
 use std::borrow::Cow;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A unit of speed, as people write it: of a throughput (`Mops`, `requests/s`), where more is
-/// better, or of the time that an operation takes (`ns`, `us`, `ms` or `s`), where less is.
+/// A unit of speed: of a throughput (`Mops`, `requests/s`) or an operation's time (`ns`, `us`, `ms` or `s`).
+///
+/// More is better for a throughput, and less for a time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Unit(Cow<'static, str>);
@@ -17,7 +18,7 @@ impl Unit {
     /// Nanoseconds per operation.
     pub const NS: Self = Self(Cow::Borrowed("ns"));
 
-    /// The unit called `name`; any name will do.
+    /// The unit called `name`; any name is allowed.
     pub fn new(name: impl Into<String>) -> Self {
         Self(Cow::Owned(name.into()))
     }
@@ -27,13 +28,14 @@ impl Unit {
         &self.0
     }
 
-    /// Whether it is the time of an operation: the smallest figure is the best.
+    /// Whether it is the time of an operation, where less is better.
     pub fn is_time(&self) -> bool {
         self.time_ps().is_some()
     }
 
-    /// The speed at which `done` was done in `ps` picoseconds; none where nothing is told by that.
-    /// `Mops` counts single operations, other throughputs what their name says.
+    /// The speed at which `done` was done in `ps` picoseconds; `None` if it has no meaning.
+    ///
+    /// `Mops` counts single operations; other throughputs count what their name says.
     pub fn speed(&self, done: f64, ps: f64) -> Option<f64> {
         match self.time_ps() {
             Some(unit_ps) => (done > 0.0).then(|| ps / unit_ps / done),
@@ -41,7 +43,7 @@ impl Unit {
         }
     }
 
-    /// What was done in `ps` picoseconds at a speed: the reverse of [`Unit::speed`].
+    /// The work done in `ps` picoseconds at a speed: the inverse of [`Unit::speed`].
     pub fn done(&self, speed: f64, ps: f64) -> f64 {
         match self.time_ps() {
             Some(unit_ps) if speed > 0.0 => ps / unit_ps / speed,

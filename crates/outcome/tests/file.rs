@@ -1,4 +1,4 @@
-//! Result files as users and other programs meet them.
+//! Tests of result files as users and other programs write them.
 
 use std::fs;
 use std::path::Path;
@@ -67,7 +67,7 @@ fn a_file_of_schema_1_is_read() {
         (left.name.as_str(), left.series[0].speed),
         ("left", Some(1.5))
     );
-    // What is no such file is refused as any other.
+    // A file that is no result is rejected in schema 1, too.
     for text in [
         "[1]",
         r#"{"schema":1,"systems":[[]]}"#,

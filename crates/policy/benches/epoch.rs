@@ -1,4 +1,4 @@
-//! The CPU time that the engine takes for an epoch (samples, heat, ranking and plan), for memory of 16 GiB to 1 TiB.
+//! Measures the engine's CPU time per epoch (samples, heat, ranking and plan), for memory of 16 GiB to 1 TiB.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use demeter_policy::{
 const PID: Pid = Pid(1);
 const FIRST: u64 = 1 << 19;
 
-/// Samples of an epoch: those of sixteen busy CPUs.
+/// Samples per epoch: those of sixteen busy CPUs.
 const SAMPLES: u64 = 12_000;
 
-/// A driver whose memory is a number of blocks, the first quarter of them in fast memory.
+/// A driver with a number of blocks, the first quarter of them in fast memory.
 #[derive(Clone)]
 struct Driver {
     engine: Engine,
@@ -38,14 +38,14 @@ impl Driver {
             fast: (0..blocks).map(|b| b < blocks / 4).collect(),
             drawn: 0,
         };
-        // Until all is known.
+        // Until the place of every block is known.
         for _ in 0..200 {
             driver.epoch();
         }
         driver
     }
 
-    /// Nine of ten samples fall into the last tenth.
+    /// Nine of ten samples are in the last tenth.
     fn sample(&mut self) -> Sample {
         self.drawn += 1;
         let spread = self.drawn.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 24;
@@ -69,7 +69,7 @@ impl Driver {
         }
     }
 
-    /// Answers until the engine sleeps, and wakes it.
+    /// Answers requests until the engine sleeps, and starts the next epoch.
     fn epoch(&mut self) {
         while !matches!(self.engine.request(), Request::Sleep { .. }) {
             self.answer();
@@ -131,7 +131,7 @@ impl Driver {
     }
 }
 
-/// Other programs that run meanwhile do not count.
+/// CPU time, so that other running programs do not count.
 fn cpu_time() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)

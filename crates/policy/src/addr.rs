@@ -1,12 +1,11 @@
-//! Address spaces and units as types, so that a guest-virtual address never passes for a
-//! guest-physical one.
+//! Address spaces and units as types, so that guest-virtual and guest-physical addresses cannot be confused.
 
 use std::fmt;
 
 /// Bytes in a base page (x86-64 and the usual arm64 configuration).
 pub const PAGE_SIZE: u64 = 4096;
 
-/// Bytes in a block: the unit of relocation, a huge page of x86-64.
+/// Bytes in a block, the unit of moves: a huge page of x86-64.
 pub const BLOCK_SIZE: u64 = 2 * MIB;
 
 /// Bytes in a mebibyte.
@@ -16,7 +15,7 @@ pub const MIB: u64 = 1 << 20;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct GuestVirtAddr(pub u64);
 
-/// A guest-physical address (gPA): what the guest's kernel believes to be physical.
+/// A guest-physical address (gPA): physical from the guest kernel's view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct GuestPhysAddr(pub u64);
 
@@ -40,7 +39,7 @@ pub struct VirtRange {
 }
 
 impl VirtRange {
-    /// The range `[start, end)`, or `None` when it would be empty or reversed.
+    /// The range `[start, end)`, or `None` if it is empty or reversed.
     pub fn new(start: GuestVirtAddr, end: GuestVirtAddr) -> Option<Self> {
         (start < end).then_some(Self { start, end })
     }
@@ -60,7 +59,7 @@ impl VirtRange {
         ByteCount(self.end.0 - self.start.0)
     }
 
-    /// Always false: a range holds at least one byte. Here because `len` is.
+    /// Always false: a range has at least one byte. Exists because `len` does.
     pub fn is_empty(&self) -> bool {
         false
     }
@@ -70,7 +69,7 @@ impl VirtRange {
         self.start <= addr && addr < self.end
     }
 
-    /// What both ranges share, if anything.
+    /// The common part of both ranges, if any.
     pub fn intersection(&self, other: &Self) -> Option<Self> {
         Self::new(self.start.max(other.start), self.end.min(other.end))
     }
@@ -84,7 +83,7 @@ pub struct PhysRange {
 }
 
 impl PhysRange {
-    /// `bytes` from `start` on, or `None` when that is nothing or reaches beyond all addresses.
+    /// `bytes` from `start` on, or `None` if that is empty or exceeds the address space.
     pub fn new(start: GuestPhysAddr, bytes: ByteCount) -> Option<Self> {
         let end = GuestPhysAddr(start.0.checked_add(bytes.0)?);
         (start < end).then_some(Self { start, end })
@@ -105,7 +104,7 @@ impl PhysRange {
         ByteCount(self.end.0 - self.start.0)
     }
 
-    /// Always false: a range holds at least one byte. Here because `len` is.
+    /// Always false: a range has at least one byte. Exists because `len` does.
     pub fn is_empty(&self) -> bool {
         false
     }

@@ -1,16 +1,16 @@
-//! Numbers that look like chance, for tests: the same ones for the same seed.
+//! Pseudorandom numbers for tests.
 
-/// Marsaglia's xorshift with 64 bits.
+/// Marsaglia's 64-bit xorshift.
 #[derive(Debug, Clone)]
 pub(crate) struct Chance(u64);
 
 impl Chance {
-    /// What follows from this seed.
+    /// A generator with this seed.
     pub(crate) fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    /// The next number, from 0 up to 1.
+    /// The next number in [0, 1).
     pub(crate) fn draw(&mut self) -> f64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;

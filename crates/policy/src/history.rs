@@ -1,30 +1,28 @@
-//! Tells hot memory from cold by access bits alone: what a hypervisor has for a VM that tells it nothing.
+//! Finds hot memory from accessed bits alone, for a hypervisor without an agent in the VM.
 //!
 //! # Problem
-//! An access bit says that a block was accessed since it was last cleared, not how often. One look at
-//! a busy VM finds nearly every block of 2 MiB accessed, one at an idle VM finds none. Which blocks
-//! are hot, and how much memory does the VM use again and again?
+//! An accessed bit says that a block was accessed since the bit was cleared, but not how often. One look at a busy VM
+//! finds nearly every block of 2 MiB accessed, one at an idle VM finds none. Which blocks are hot, and how large is the
+//! VM's working set?
 //!
 //! # Approach
-//! As Lee, Gupta and Schwan (MSPC 2013) have it: each block has a [`History`] of 32 looks, one in each interval of
-//! the VM's own run time, so that a VM that does not run forgets nothing. A block is hot from so many
-//! ones on ([`ByHistory::hot_ones`]). The ones are the counts by which the [planner](crate::plan()) ranks, fills,
-//! and exchanges; the working set is what is hot.
+//! As in Lee, Gupta and Schwan (MSPC 2013), each block has a [`History`] of 32 looks, one per interval of the VM's own
+//! run time. So a VM that does not run loses no history. A block is hot if its history has [`ByHistory::hot_ones`] set
+//! bits. The [planner](crate::plan()) uses the number of set bits to rank, fill and exchange. The working set consists
+//! of the hot blocks.
 //!
-//! How long a look takes, from clearing a bit to reading it, decides what it can tell. The authors
-//! look at pages of 4 KiB for a whole interval; in a block of 2 MiB something is nearly always
-//! accessed by then. So the [`Window`] is shortened while looks find more accessed than fast memory
-//! holds, and lengthened while they find less: hot memory is then what is accessed in most looks, and the rest is
-//! not.
+//! The time of a look, from clearing a bit to reading it, decides what it can show. The authors look at pages of 4 KiB
+//! for a whole interval; in a block of 2 MiB, almost always something is accessed by then. Hence the [`Window`] is
+//! shortened while looks find more accessed memory than fast memory can hold, and lengthened while they find less. Hot
+//! memory is then memory that is accessed in most looks.
 //!
 //! # Properties
-//! - A history has as many ones as looks among the last 32 found the block accessed.
-//! - The ranges partition the blocks of the space, and each has one number of ones.
-//! - An interval in which nothing at all was found accessed leaves all histories as they are.
+//! - The number of set bits in a history is the number of accesses found in the last 32 looks.
+//! - The ranges partition the blocks of the space, and each range has one number of set bits.
+//! - An interval without any accessed block leaves all histories unchanged.
 //! - Blocks that stay mapped keep their histories.
-//! - Nothing with fewer ones than `hot_ones` is promoted, and nothing is exchanged for what has
-//!   nearly as many.
-//! - A window stays within its bounds, and reaches them where looks always, or never, find too much.
+//! - No block with fewer set bits than `hot_ones` is promoted, and no block is exchanged for one with nearly as many.
+//! - A window stays within its bounds, and reaches them if looks always, or never, find too much.
 
 mod contradiction;
 mod pace;
@@ -40,13 +38,13 @@ use crate::{
     RankedRange, ResidencyMap, Situation, VirtRange, plan,
 };
 
-/// Ones of a hot block's history, of 32: as in the authors' hypervisor.
+/// Number of set bits in a hot block's history, of 32: as in the authors' hypervisor.
 pub const HOT_ONES: u32 = 22;
 
-/// Looks that a history holds.
+/// Number of looks in a history.
 const LOOKS: u32 = u32::BITS;
 
-/// The latest looks, which may contradict the ones before.
+/// Number of latest looks, which may contradict those before.
 const LATEST: u32 = 4;
 
 /// The last 32 looks at a block, the latest in the highest bit.
@@ -54,45 +52,44 @@ const LATEST: u32 = 4;
 pub struct History(u32);
 
 impl History {
-    /// Takes a look in.
+    /// Adds a look.
     pub fn push(&mut self, accessed: bool) {
         self.0 = self.0 >> 1 | u32::from(accessed) << 31;
     }
 
-    /// Looks that found it accessed, up to 32.
+    /// Number of looks that found it accessed, up to 32.
     pub fn ones(self) -> u32 {
         self.0.count_ones()
     }
 }
 
-/// One block.
+/// A block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Cell {
     block: Block,
     history: History,
-    /// In this interval's look.
+    /// Whether this interval's look found it accessed.
     is_accessed: bool,
 }
 
-/// The histories of one VM's memory.
+/// The histories of a VM's blocks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Histories {
-    /// By block.
+    /// Sorted by block.
     cells: Vec<Cell>,
     /// Whether this interval's look found anything accessed.
     has_news: bool,
-    /// Looks that did, up to as many as a history holds.
+    /// Number of looks that did, up to the length of a history.
     looks: u32,
 }
 
 impl Histories {
-    /// Looks that found something accessed, up to the 32 of a history.
+    /// Number of looks that found something accessed, up to the 32 of a history.
     pub fn looks(&self) -> u32 {
         self.looks
     }
 
-    /// Whether the latest looks contradict the ones before: the VM has turned to other memory. Known when the
-    /// histories are full.
+    /// Whether the latest looks contradict those before: the VM uses other memory now. Only full histories show it.
     pub fn are_contradicted(&self) -> bool {
         let histories = self.cells.iter().map(|cell| cell.history);
         self.looks == LOOKS && Found::of(histories).is_contradiction()
@@ -159,7 +156,7 @@ impl Classify for Histories {
 /// The strategy of an engine that decides by [`Histories`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ByHistory {
-    /// Ones of a hot block's history; 1 to 32.
+    /// Number of set bits in a hot block's history; 1 to 32.
     pub hot_ones: u32,
 }
 
@@ -170,9 +167,8 @@ impl Default for ByHistory {
 }
 
 impl ByHistory {
-    /// The working set, by the tier in which it lies: the blocks that are hot. Compared with the mean, as
-    /// for [`working_set`](crate::working_set()), all would be in it: looks are as long as lets them find as much
-    /// as fast memory holds.
+    /// The working set by tier: the hot blocks. Comparing with the mean, as [`working_set`](crate::working_set()) does,
+    /// would include all memory, because looks are lengthened until they find as much as fast memory holds.
     pub fn working_set(&self, ranking: &[RankedRange], residency: &ResidencyMap) -> Placement {
         let least = (f64::from(self.hot_ones) - 0.5) / BLOCK_SIZE as f64;
         let hot = ranking.iter().filter(|range| range.density() >= least);
@@ -193,8 +189,8 @@ impl Strategy for ByHistory {
         Histories::default()
     }
 
-    /// The planner's plan, with a price of so many ones: a block pays for its promotion if it has as
-    /// many, and for the demotion of another if it has so many more.
+    /// The planner's plan, with set bits as the price: `hot_ones` pay for a promotion, and as large a difference pays
+    /// for an exchange.
     fn plan(&mut self, situation: &Situation<'_>, _heats: &[(Pid, &Histories)]) -> Plan {
         let least = f64::from(self.hot_ones) - 0.5;
         plan(&Situation {
@@ -209,24 +205,24 @@ impl Strategy for ByHistory {
     }
 }
 
-/// How long a look takes. See the module's text.
+/// The length of a look. See the module's text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Window {
     now: Duration,
     most: Duration,
-    /// Looks since it was last changed, and blocks that they found accessed.
+    /// Looks since its last change, and the blocks that they found accessed.
     looks: u32,
     accessed: u64,
 }
 
 impl Window {
-    /// The shortest: what a kdamond can keep to.
+    /// The shortest length: kdamond's limit.
     pub const LEAST: Duration = Duration::from_millis(1);
 
-    /// Looks between two changes.
+    /// Number of looks between two changes.
     const LOOKS: u32 = 4;
 
-    /// Begins with the longest: an interval, but no less than [`Self::LEAST`].
+    /// Starts with the longest: an interval, but at least [`Self::LEAST`].
     pub fn new(interval: Duration) -> Self {
         let most = interval.max(Self::LEAST);
         Self {
@@ -237,13 +233,12 @@ impl Window {
         }
     }
 
-    /// How long the next look takes.
+    /// Length of the next look.
     pub fn now(&self) -> Duration {
         self.now
     }
 
-    /// Takes in how many blocks a look found accessed, where so much fast memory may be used. A look
-    /// that found none says nothing.
+    /// Adds the number of blocks that a look found accessed, and the usable fast memory. A look without any is ignored.
     pub fn looked(&mut self, accessed_blocks: u64, fast: ByteCount) {
         if accessed_blocks == 0 {
             return;

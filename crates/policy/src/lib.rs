@@ -1,14 +1,12 @@
 //! The policy of tiered memory, as pure functions over plain data.
 //!
-//! No I/O, no clock, no thread, no randomness: time, limits and observations come in as
-//! arguments, decisions go out as values. The live agent, the lab and the simulator run
-//! this same code.
+//! No I/O, no clock, no thread, no randomness: time, limits and observations are arguments, and decisions are results.
+//! The live agent, the lab and the simulator run the same code.
 //!
-//! Within a guest [`engine::Engine`] decides: [`Sample`]s or [`Observation`]s → [`Heat`] of each block → pairs of blocks whose
-//! exchange has paid for itself ([`Plan`], with [`ResidencyMap`] and [`Room`]) → batches of moves. [`Tuning`] is what a
-//! person may set of it. [`damon`] chooses where to look at accessed bits where a guest has no sampling unit.
-//! [`provision`] is what a host decides between guests, and [`history`] how it tells hot memory of a guest that tells
-//! nothing.
+//! Within a guest [`engine::Engine`] decides: [`Sample`]s or [`Observation`]s → [`Heat`] of each block → pairs of
+//! blocks whose exchange has paid for itself ([`Plan`], with [`ResidencyMap`] and [`Room`]) → batches of moves.
+//! [`Tuning`] has its parameters. [`damon`] chooses which accessed bits to read in a guest without a PMU. [`provision`]
+//! divides a host's memory between guests, and [`history`] finds hot memory of a guest without an agent.
 
 mod addr;
 #[cfg(test)]

@@ -1,33 +1,30 @@
-//! Decides which blocks change place.
+//! Chooses the blocks to promote and demote in an epoch.
 //!
 //! # Problem
-//! Given ranges by hotness, where their blocks lie and how much room the tiers have, choose the
-//! promotions and demotions of one epoch: the hottest bytes shall end up in fast memory, with as
-//! little traffic as that takes, and none once it is reached.
+//! Given ranges by heat, the places of their blocks and the tiers' free memory, choose the promotions and demotions of
+//! one epoch. The hottest bytes must end up in fast memory, with as little traffic as possible, and with none once they
+//! are there.
 //!
 //! # Terms
-//! - *target*: the bytes of a range that belong into fast memory if the ranking is right: fast
-//!   capacity is dealt out from the hottest range on; the range on the border gets a part.
-//! - *reserve*: fast memory that stays free, so that the kernel's reclaim (kswapd) never wakes;
-//!   filling stops there. Only below *low*, a little less, do blocks leave to restore it: what
-//!   the kernel allocates and frees by itself moves nothing.
+//! - *target*: the bytes of a range that belong in fast memory if the ranking is right. Fast capacity is assigned from
+//!   the hottest range on; the range at the border gets a part.
+//! - *reserve*: fast memory that stays free, so that kswapd never wakes; filling stops there. Only below *low*, a
+//!   little less, are blocks demoted to restore it. So the kernel's own allocations cause no moves.
 //!
 //! # Approach
-//! Fill, then exchange. Walk the promotion candidates (slow blocks of ranges below their target,
-//! hottest first). While fast memory is free above the reserve, fill it. Then each promotion is
-//! paid for by demotions of the coldest fast blocks of ranges above their target. An exchange
-//! must be *worth* it: the promoted range is at least half again as dense as the demoted one, the
-//! difference is no accident (four standard deviations), and it pays for the two moves within the
-//! horizon. Densities are those of resident memory.
+//! Fill, then exchange. Visit the promotion candidates (slow blocks of ranges below their target, the hottest first).
+//! While fast memory is free above the reserve, fill it. After that, each promotion needs demotions of the coldest fast
+//! blocks of ranges above their target. An exchange must be *worth* it. The promoted range is at least 1.5 times as
+//! dense as the demoted one, the difference is significant (four standard deviations), and it pays for the two moves
+//! within the horizon. Densities are those of resident memory.
 //!
-//! When free fast memory falls
-//! below low, the coldest blocks leave without an exchange until the reserve is restored, as far as
-//! they are certainly colder than the rest. What moves costs no more than the budget, and no
-//! range moves more blocks than it has samples.
+//! If free fast memory is below low, the coldest blocks are demoted without an exchange until the reserve is restored.
+//! They must be certainly colder than the rest. Moves cost no more than the budget, and no range moves more blocks than
+//! it has samples.
 //!
 //! # Properties
-//! - Fast memory is never promised beyond its free part plus what is demoted, nor slow memory.
-//! - Neither direction exceeds the batch limit, nor both together the budget.
+//! - Commitments of a tier never exceed its free memory plus the memory that leaves it.
+//! - Neither direction exceeds the batch limit, and both together stay within the budget.
 //! - Once free fast memory is used up, promotions and demotions are equal to within one block.
 //! - A stable ranking yields an empty plan after finitely many epochs.
 //! - The same input gives the same plan.
@@ -37,38 +34,38 @@ use std::collections::BTreeMap;
 use crate::significance::z_squared;
 use crate::{BLOCK_SIZE, Block, ByteCount, Level, Pid, RankedRange, ResidencyMap, Share};
 
-/// An exchange needs a density this many times the other's.
+/// Minimum ratio of densities in an exchange.
 const EXCHANGE_RATIO: f64 = 1.5;
 
-/// An exchange needs this many squared standard deviations.
+/// Minimum significance of an exchange, in squared standard deviations.
 const EXCHANGE_Z2: f64 = 16.0;
 
-/// To leave without an exchange a range needs this many squared standard deviations from the rest.
+/// Minimum significance of a range's coldness for demotion without an exchange, in squared standard deviations.
 const COLD_Z2: f64 = 9.0;
 
 /// Bytes of a block.
 const BLOCK: f64 = BLOCK_SIZE as f64;
 
-/// Victim ranges that are tried for one promotion range before it is passed over.
+/// Number of victim ranges tried for one promotion range.
 const VICTIMS_TRIED: usize = 16;
 
-/// What the tiers have to give, and how much may move in one epoch.
+/// The tiers' free memory, and limits of moves in one epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
     /// Free fast memory.
     pub fast_free: ByteCount,
     /// Fast memory that filling leaves free.
     pub fast_reserve: ByteCount,
-    /// Below this much free fast memory blocks leave until the reserve is restored; at most the
-    /// reserve, and nothing where only what pays shall move.
+    /// Free fast memory below which blocks are demoted until the reserve is restored; at most the reserve, and zero if
+    /// only moves that pay are made.
     pub fast_low: ByteCount,
-    /// Slow memory that can take demotions.
+    /// Slow memory available for demotions.
     pub slow_free: ByteCount,
-    /// The most that may be promoted, and the most that may be demoted.
+    /// Limit of promotions, and of demotions.
     pub batch: ByteCount,
 }
 
-/// Samples in a range below which it is not worth filling free memory with it.
+/// Number of samples in a range below which it is not promoted into free memory.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FillThreshold(pub f64);
 
@@ -83,16 +80,16 @@ impl Room {
     }
 }
 
-/// What a plan may cost, and from what density on it pays.
+/// The cost limit of a plan, and the prices of moves.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Budget {
-    /// What may be spent, picoseconds.
+    /// The remaining budget, picoseconds.
     pub left_ps: u64,
-    /// What moving a byte costs in each direction, picoseconds.
+    /// Cost of promoting a byte, picoseconds.
     pub promotion_ps: u64,
-    /// Likewise.
+    /// Cost of demoting a byte, picoseconds.
     pub demotion_ps: u64,
-    /// What a counted sample is hoped to bring within the horizon, picoseconds.
+    /// Expected benefit of a counted sample within the horizon, picoseconds.
     pub sample_ps: f64,
 }
 
@@ -109,88 +106,88 @@ impl Budget {
         self.left_ps = self.left_ps.saturating_sub(bytes.saturating_mul(price_ps));
     }
 
-    /// Whether a byte pays for its promotion, and for the demotion of another, with so many
-    /// more samples counted in it than in the other.
+    /// Whether `more_samples` per byte, compared with the other memory, pay for a byte's promotion, and for a demotion
+    /// in an exchange.
     pub fn pays(&self, more_samples: f64, is_exchange: bool) -> bool {
         let demotion_ps = if is_exchange { self.demotion_ps } else { 0 };
         more_samples * self.sample_ps >= (self.promotion_ps + demotion_ps) as f64
     }
 }
 
-/// What a plan is made from.
+/// The input of a plan.
 #[derive(Debug, Clone, Copy)]
 pub struct Situation<'a> {
-    /// The ranges of all processes, hottest first.
+    /// Ranges of all processes, the hottest first.
     pub ranking: &'a [RankedRange],
-    /// Where their blocks lie.
+    /// Places of their blocks.
     pub residency: &'a ResidencyMap,
-    /// What processes may have of fast memory. Without any, the hottest have it.
+    /// Shares of fast memory by process; if empty, the hottest memory gets it.
     pub shares: &'a BTreeMap<Pid, Share>,
-    /// The socket that each process runs on, where it is not 0.
+    /// Each process's socket, if it is not 0.
     pub sockets: &'a BTreeMap<Pid, u32>,
-    /// The boundary that is planned for: the one below this tier, which is fast memory here.
+    /// The boundary to plan for: the one below this tier, which is "fast memory" here.
     pub level: Level,
     /// Plans for faster boundaries. Their blocks are moving already, and their costs are spent.
     pub planned: &'a [(Level, Plan)],
-    /// What the tiers have to give.
+    /// The tiers' free memory and limits.
     pub room: Room,
-    /// From how many samples on a range is worth filling free memory with.
+    /// Number of samples from which a range is promoted into free memory.
     pub fill: FillThreshold,
-    /// What moves may cost, and when they pay.
+    /// Cost limit and prices of moves.
     pub budget: Budget,
-    /// Whether the balloon waits for fast memory: then the coldest leave, however little is known.
+    /// Whether the balloon waits for fast memory: then the coldest blocks leave even without certainty.
     pub balloon_waits: bool,
-    /// Now.
+    /// The present epoch.
     pub epoch: u32,
-    /// Time between two epochs, milliseconds: a plan takes no longer, where it is known what moves cost.
+    /// Time between two epochs, milliseconds; limits a plan if the cost of moves is known.
     pub epoch_ms: u64,
 }
 
-/// A block that is to change its tier.
+/// A block that moves to another tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Relocation {
-    /// Whose block.
+    /// The process.
     pub pid: Pid,
-    /// Which block.
+    /// Its block.
     pub block: Block,
-    /// Bytes of it that lie in the tier it leaves.
+    /// Its bytes in the tier that it leaves.
     pub bytes: ByteCount,
 }
 
 /// The relocations of one epoch.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Plan {
-    /// Into fast memory, hottest first.
+    /// Moves into fast memory, the hottest first.
     pub promotions: Vec<Relocation>,
-    /// Out of fast memory, coldest first.
+    /// Moves out of fast memory, the coldest first.
     pub demotions: Vec<Relocation>,
     /// Free fast memory that promotions leave.
     pub level: ByteCount,
-    /// Blocks that were compared and stay for now: more evidence about these would decide most.
+    /// Blocks that were compared and stay for now, for which more evidence matters most.
     pub undecided: Vec<(Pid, Block)>,
 }
 
 impl Plan {
-    /// Nothing to do.
+    /// Whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
         self.promotions.is_empty() && self.demotions.is_empty()
     }
 
-    /// The blocks that are to move.
+    /// The blocks to move.
     pub(crate) fn blocks(&self) -> impl Iterator<Item = (Pid, Block)> + '_ {
         let all = self.promotions.iter().chain(&self.demotions);
         all.map(|r| (r.pid, r.block))
     }
 }
 
-/// A range on its way to its target.
+/// A range with its distance from its target.
 struct Dealt<'a> {
     range: &'a RankedRange,
-    /// Memory that it has.
+    /// Its resident memory.
     resident: u64,
     /// Samples per resident byte.
     density: f64,
-    /// Bytes of it to promote, or to demote, to reach the target.
+    /// Bytes to promote, or to demote, to reach the target.
     excess: u64,
 }
 
@@ -223,7 +220,7 @@ pub fn plan(situation: &Situation<'_>) -> Plan {
     }
 
     'ranges: for hot in &short {
-        // No more at once than there is evidence for: a sample for each block.
+        // Limited by the evidence: a sample for each block.
         let mut wanted = hot.excess.min(hot.range.count as u64 * BLOCK_SIZE);
         for (block, placement) in residency.movable(hot.range.pid, &hot.range.range, epoch) {
             let bytes = placement.slow;
@@ -266,9 +263,10 @@ pub fn plan(situation: &Situation<'_>) -> Plan {
     plan
 }
 
-/// Deals fast memory out from the hottest range on. Returns the ranges that have less than their
-/// target, hottest first, those that have more, coldest first, and all together; of equals the largest is the
-/// coldest, because its silence says most.
+/// Assigns fast memory from the hottest range on. Returns the ranges below their target, hottest first; those above it,
+/// coldest first; and the sum of all.
+///
+/// Among equal ranges the largest is the coldest, because its lack of samples is the most significant.
 fn deal<'a>(situation: &Situation<'a>) -> (Vec<Dealt<'a>>, Vec<Dealt<'a>>, Whole) {
     let Situation {
         residency, room, ..
@@ -278,7 +276,7 @@ fn deal<'a>(situation: &Situation<'a>) -> (Vec<Dealt<'a>>, Vec<Dealt<'a>>, Whole
         let known = residency.known_blocks(range.pid, &range.range) as u64;
         let blocks = Block::numbers_of(&range.range);
         let blocks = blocks.end - blocks.start;
-        // What nobody has looked at is taken to be like the rest of the range.
+        // Unknown blocks are assumed to be like the rest of the range.
         let resident = u128::from(placement.resident().0) * u128::from(blocks);
         let resident = (resident / u128::from(known.max(1))) as u64;
         let dealt = Dealt {
@@ -323,7 +321,7 @@ struct Whole {
 }
 
 impl Whole {
-    /// Whether a range is certainly colder than the others: its silence is no accident.
+    /// Whether a range is certainly colder than the others: its lack of samples is significant.
     fn knows_cold(&self, range: &Dealt<'_>) -> bool {
         let (rest, size) = (self.count - range.range.count, range.resident as f64);
         let rest_size = self.resident - size;
@@ -333,13 +331,13 @@ impl Whole {
     }
 }
 
-/// The blocks that may be demoted, coldest range first.
+/// Blocks that may be demoted, the coldest range first.
 struct Victims<'a> {
-    /// What is left of each range: its blocks, next one last.
+    /// The remaining blocks of each range; the next one is last.
     ranges: Vec<(&'a Dealt<'a>, Vec<Relocation>)>,
     /// Ranges before this one are used up.
     first: usize,
-    /// The range whose block was offered last.
+    /// The range of the last offered block.
     offered: usize,
 }
 
@@ -353,7 +351,7 @@ impl<'a> Victims<'a> {
                     .movable(range.pid, &range.range, epoch)
                     .filter_map(|(block, placement)| {
                         let bytes = placement.fast;
-                        // The last one may be more than is left: blocks leave whole.
+                        // The last block may exceed the rest, since blocks move as a whole.
                         let fits = bytes.0 > 0 && left > 0;
                         fits.then(|| {
                             left = left.saturating_sub(bytes.0);
@@ -377,26 +375,26 @@ impl<'a> Victims<'a> {
         }
     }
 
-    /// The coldest block that is left, of a range of which enough is known.
+    /// The coldest remaining block of a range for which `is_known` holds.
     fn coldest(&mut self, is_known: impl Fn(&Dealt<'_>) -> bool) -> Option<Relocation> {
         let tried = self.ranges.len().min(self.first + VICTIMS_TRIED);
         self.offer(tried, is_known)
     }
 
-    /// The coldest block that is left and that `hot` is worth an exchange with.
+    /// The coldest remaining block that is worth an exchange with `hot`.
     fn worth(&mut self, hot: &Dealt<'_>, budget: &Budget) -> Option<Relocation> {
         let tried = self.ranges.len().min(self.first + VICTIMS_TRIED);
         self.offer(tried, |cold| worth(hot, cold, budget))
     }
 
-    /// The first block of those ranges before `tried` that will do.
+    /// The first block of the ranges before `tried` for which `will_do` holds.
     fn offer(&mut self, tried: usize, will_do: impl Fn(&Dealt<'_>) -> bool) -> Option<Relocation> {
         self.offered = (self.first..tried)
             .find(|&i| !self.ranges[i].1.is_empty() && will_do(self.ranges[i].0))?;
         self.ranges[self.offered].1.last().copied()
     }
 
-    /// Takes the block that was offered last.
+    /// Takes the last offered block.
     fn take(&mut self) {
         self.ranges[self.offered].1.pop();
         while self
@@ -409,7 +407,7 @@ impl<'a> Victims<'a> {
     }
 }
 
-/// Whether promoting a block of `hot` is worth demoting one of `cold`: it pays, and it is certain.
+/// Whether exchanging a block of `cold` for one of `hot` is worth it: it pays, and it is significant.
 fn worth(hot: &Dealt<'_>, cold: &Dealt<'_>, budget: &Budget) -> bool {
     let blocks = |r: &Dealt<'_>| r.resident as f64 / BLOCK;
     let certainty = z_squared(hot.range.count, blocks(hot), cold.range.count, blocks(cold));
@@ -418,10 +416,10 @@ fn worth(hot: &Dealt<'_>, cold: &Dealt<'_>, budget: &Budget) -> bool {
         && budget.pays(hot.density - cold.density, true)
 }
 
-/// Keeps the books of both tiers, so that neither is promised twice.
+/// Tracks both tiers' free memory, so that none is assigned twice.
 struct Ledger {
     fast_free: u64,
-    /// What of it stays free.
+    /// Fast memory that stays free.
     level: u64,
     slow_free: u64,
     may_promote: u64,
@@ -457,7 +455,7 @@ impl Ledger {
         victim.bytes.0 <= self.may_demote.min(self.slow_free)
     }
 
-    /// Whether the budget suffices for a promotion and, unless it `fills`, as much demotion.
+    /// Whether the budget suffices for a promotion and, unless it `fills`, for an equal demotion.
     fn affords(&self, promotion: &Relocation, fills: bool) -> bool {
         let Budget {
             promotion_ps,

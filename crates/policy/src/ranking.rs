@@ -1,28 +1,28 @@
-//! Orders the ranges of all processes by hotness.
+//! Ranks the ranges of all processes by heat.
 
 use crate::{Pid, VirtRange};
 
-/// A range of one process as its classifier tells it.
+/// A range of one process from its classifier.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ClassifiedRange {
-    /// Where it lies; aligned to blocks, so that it may reach beyond the mapping's edges.
+    /// Its addresses, aligned to blocks, so that it may extend beyond the mapping.
     pub range: VirtRange,
-    /// Its decayed count, in samples.
+    /// Its decayed number of samples.
     pub count: f64,
-    /// The epoch in which its edges were last cut, where a classifier cuts ranges.
+    /// The epoch in which its edges were last set, if the classifier splits ranges.
     pub born_epoch: u32,
 }
 
 /// A range of one process with its heat.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RankedRange {
-    /// Whose range it is.
+    /// The process.
     pub pid: Pid,
-    /// Where it lies.
+    /// Its addresses.
     pub range: VirtRange,
     /// Decayed samples in it.
     pub count: f64,
-    /// The epoch in which its edges were last cut.
+    /// The epoch in which its edges were last set.
     pub born_epoch: u32,
 }
 
@@ -33,8 +33,7 @@ impl RankedRange {
     }
 }
 
-/// The ranges of all spaces, hottest first: by samples per byte, the younger of equals first,
-/// then by pid and address, so that the order is total.
+/// The ranges of all spaces, the hottest first: by samples per byte, then the younger first, then by pid and address.
 pub fn rank(
     spaces: impl IntoIterator<Item = (Pid, impl IntoIterator<Item = ClassifiedRange>)>,
 ) -> Vec<RankedRange> {

@@ -1,38 +1,38 @@
-//! What is known of where the pages lie.
+//! The known places of blocks.
 
 use std::collections::BTreeMap;
 
 use crate::engine::Direction;
 use crate::{BLOCK_SIZE, ByLevel, ByteCount, GuestVirtAddr, Level, PAGE_SIZE, Pid, VirtRange};
 
-/// The number of a 2 MiB block in a virtual address space: the unit in which pages are moved.
+/// The number of a 2 MiB block in a virtual address space, the unit of moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Block(pub u64);
 
 impl Block {
-    /// The block that holds `addr`.
+    /// The block that contains `addr`.
     pub fn of(addr: GuestVirtAddr) -> Self {
         Self(addr.0 / BLOCK_SIZE)
     }
 
-    /// The blocks that `range` touches.
+    /// The blocks that overlap `range`.
     pub fn all_of(range: &VirtRange) -> impl Iterator<Item = Self> + use<> {
         Self::numbers_of(range).map(Self)
     }
 
-    /// The numbers of the blocks that `range` touches.
+    /// The numbers of the blocks that overlap `range`.
     pub fn numbers_of(range: &VirtRange) -> std::ops::Range<u64> {
         range.start().0 / BLOCK_SIZE..range.end().0.div_ceil(BLOCK_SIZE)
     }
 
-    /// Its first address; the last address for a block beyond all of them.
+    /// Its first address; saturates at the last address.
     pub fn start(self) -> GuestVirtAddr {
         GuestVirtAddr(self.0.saturating_mul(BLOCK_SIZE))
     }
 }
 
-/// Bytes of one block, or of many, on both sides of a boundary between tiers. Memory that is absent, or in a still faster tier,
-/// counts on neither.
+/// Bytes of one or more blocks on both sides of a tier boundary. Absent memory, and memory in a still faster tier, is
+/// not counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Placement {
     /// In fast memory: the tier above the boundary.
@@ -60,7 +60,7 @@ impl Spread {
         ByteCount(self.0.0.iter().fold(0, |sum, b| b.0.saturating_add(sum)))
     }
 
-    /// The tier that most of it lies in, of `among`; of equals the second, else the faster.
+    /// The tier, of `among`, with most of its bytes; if equal the second, else the faster.
     pub(crate) fn main_of(&self, among: impl Fn(Level) -> bool) -> Level {
         let bytes = |level: Level| self.0.get(level).0;
         let others = [Level::Third, Level::Fourth, Level::First];
@@ -73,7 +73,7 @@ impl Spread {
         main
     }
 
-    /// The tier that most of it lies in.
+    /// The tier with most of its bytes.
     pub(crate) fn main(&self) -> Level {
         self.main_of(|_| true)
     }
@@ -86,12 +86,12 @@ impl From<Placement> for Spread {
     }
 }
 
-/// Where a block was found first, and where it was moved to.
+/// A moved block: its first tier and its present one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Away {
-    /// Where it lay when it was found first.
+    /// The tier in which it was first found.
     pub home: Level,
-    /// Where it was moved to.
+    /// The tier to which it was moved.
     pub now: Level,
 }
 
@@ -102,10 +102,10 @@ impl Placement {
     }
 }
 
-/// Blocks of one chunk: 1 GiB of addresses.
+/// Number of blocks in a chunk of 1 GiB.
 pub(crate) const CHUNK_BLOCKS: usize = 512;
 
-/// Chunks whose blocks an epoch looks at one by one: what it may take of a CPU bounds them.
+/// Maximum number of chunks whose blocks one epoch visits, which bounds its CPU time.
 pub(crate) const CHUNKS_MAX: usize = 32;
 
 /// Known blocks in 1 GiB of a process's addresses.
@@ -115,32 +115,33 @@ pub(crate) struct KnownChunk<'a> {
     pub(crate) first: Block,
     /// All its blocks.
     pub(crate) known: &'a [Option<Known>; CHUNK_BLOCKS],
-    /// Where they lie, together, on both sides of the boundary that was asked for.
+    /// Their sum on both sides of the requested boundary.
     pub(crate) sum: Placement,
 }
 
-/// Where the blocks of all processes lie, as far as anybody has looked. Blocks that would not
-/// move are set aside until a later epoch: they are known, but nobody is offered them.
+/// The known places of all processes' blocks.
 ///
-/// A chunk of 512 blocks is an array; chunks in which nothing is known do not exist. Sums are kept by chunk,
-/// so that the place of a range costs its chunks and not its blocks.
+/// A block that could not be moved backs off: it stays known, but is not offered for a while.
+///
+/// A chunk of 512 blocks is an array; chunks without known blocks do not exist. Sums are kept by chunk, so that the
+/// placement of a range costs its chunks and not its blocks.
 #[derive(Debug, Clone, Default)]
 pub struct ResidencyMap {
     spaces: BTreeMap<Pid, Vec<Chunk>>,
-    /// Blocks that are away, by home and by where they are now.
+    /// Number of moved blocks, by first tier and present tier.
     away: ByLevel<ByLevel<u64>>,
 }
 
 /// The known blocks of 1 GiB of addresses.
 #[derive(Debug, Clone)]
 pub(crate) struct Chunk {
-    /// The addresses' upper bits.
+    /// The upper bits of its addresses.
     number: u64,
     known: Box<[Option<Known>; CHUNK_BLOCKS]>,
-    /// Of all known blocks.
+    /// Sum over all known blocks.
     sum: Spread,
     known_blocks: u32,
-    /// No block is set aside from this epoch on.
+    /// The epoch from which no block backs off.
     aside_until: u32,
 }
 
@@ -149,16 +150,16 @@ pub(crate) struct Chunk {
 pub(crate) struct Known {
     /// Pages of 4 KiB in each tier.
     pages: ByLevel<u16>,
-    /// Not to be moved before this epoch.
+    /// The block backs off until this epoch.
     pub(crate) aside_until: u32,
-    /// Failures in a row.
+    /// Number of consecutive failures.
     pub(crate) failures: u8,
-    /// Where it was moved to, while it is not where it was found first.
+    /// The move, while the block is not in its first tier.
     pub(crate) away: Option<Away>,
 }
 
 impl Known {
-    /// A block of which only its place is known.
+    /// A block with a known place only.
     pub(crate) fn at(spread: Spread) -> Self {
         let pages = |bytes: ByteCount| u16::try_from(bytes.0 / PAGE_SIZE).unwrap_or(u16::MAX);
         Self {
@@ -169,13 +170,13 @@ impl Known {
         }
     }
 
-    /// Where it lies.
+    /// Its place.
     pub(crate) fn spread(&self) -> Spread {
         let bytes = |pages: u16| ByteCount(u64::from(pages) * PAGE_SIZE);
         Spread(ByLevel(self.pages.0.map(bytes)))
     }
 
-    /// Where it lies, on both sides of the boundary below the fastest tier.
+    /// Its bytes on both sides of the boundary below the fastest tier.
     pub(crate) fn placement(&self) -> Placement {
         self.spread().at(Level::First)
     }
@@ -185,16 +186,16 @@ impl Known {
     }
 }
 
-/// What an access tells of its block.
+/// Facts about an accessed block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Accessed {
-    /// Nothing of it was resident when it was looked at: that is no longer so, and it is forgotten.
+    /// Whether it was absent when looked up. That is outdated now, so its place is unknown again.
     pub(crate) was_absent: bool,
-    /// Where it was moved to from where it was found first.
+    /// The move, if it was moved from its first tier.
     pub(crate) away: Option<Away>,
 }
 
-/// Epochs for which a block is set aside after its first failure; each further one doubles it.
+/// Epochs for which a block backs off after its first failure; each further failure doubles them.
 const BACK_OFF_EPOCHS: u32 = 4;
 
 /// The most doublings.
@@ -215,7 +216,7 @@ impl Chunk {
         self.number * CHUNK_BLOCKS as u64
     }
 
-    /// Puts `now` in the place of what was known, and keeps the sums.
+    /// Replaces the knowledge of a block, and updates the sums.
     fn replace(&mut self, at: usize, now: Option<Known>) {
         let before = std::mem::replace(&mut self.known[at], now);
         if let Some(before) = before {
@@ -239,7 +240,7 @@ fn index(block: Block) -> (u64, usize) {
 }
 
 impl ResidencyMap {
-    /// Remembers where a block was seen. One that something else has moved is at home where it lies now.
+    /// Sets the place of a block. If others have moved it, that becomes its first tier.
     pub fn set(&mut self, pid: Pid, block: Block, spread: impl Into<Spread>) {
         let now = Known::at(spread.into());
         let (chunk, at) = self.chunk_of(pid, block);
@@ -254,22 +255,22 @@ impl ResidencyMap {
         self.count_away(before.and_then(|k| k.away), kept.away);
     }
 
-    /// What is known of a block.
+    /// The known place of a block.
     pub fn get(&self, pid: Pid, block: Block) -> Option<Spread> {
         self.known_of(pid, block).map(Known::spread)
     }
 
-    /// Blocks that were moved and are not back, by home and by where they are now.
+    /// Number of moved blocks that are not back, by first tier and present tier.
     pub(crate) fn away(&self) -> ByLevel<ByLevel<u64>> {
         self.away
     }
 
-    /// Where a block was moved to, while it is not back.
+    /// The move of a block that is not back.
     pub(crate) fn away_of(&self, pid: Pid, block: Block) -> Option<Away> {
         self.known_of(pid, block)?.away
     }
 
-    /// A block was accessed.
+    /// Notes an access to a block.
     #[inline]
     pub(crate) fn accessed(&mut self, pid: Pid, block: Block) -> Accessed {
         let known = self.known_of(pid, block).copied();
@@ -283,7 +284,7 @@ impl ResidencyMap {
         }
     }
 
-    /// A block would not move: sets it aside, for longer each time.
+    /// Notes that a block could not be moved; it backs off, longer each time.
     pub fn failed(&mut self, pid: Pid, block: Block, epoch: u32) {
         self.change(pid, block, |known| {
             let doublings = known.failures.min(BACK_OFF_DOUBLINGS);
@@ -295,7 +296,7 @@ impl ResidencyMap {
         });
     }
 
-    /// A block did move over the boundary below `level`: its failures are forgotten, and it is away or back.
+    /// Notes that a block was moved over the boundary below `level`: clears its failures, and records or ends its move.
     pub(crate) fn moved(
         &mut self,
         pid: Pid,
@@ -317,7 +318,7 @@ impl ResidencyMap {
         });
     }
 
-    /// Forgets blocks of `pid` that no range in `space` (sorted, disjoint) touches.
+    /// Removes blocks of `pid` outside of `space` (sorted, disjoint).
     pub fn restrict(&mut self, pid: Pid, space: &[VirtRange]) {
         let is_mapped = |block: Block| {
             let next = space.partition_point(|r| r.end() <= block.start());
@@ -342,7 +343,7 @@ impl ResidencyMap {
         chunks.retain(|chunk| chunk.known_blocks > 0);
     }
 
-    /// Forgets a process.
+    /// Removes a process.
     pub fn forget(&mut self, pid: Pid) {
         for (_, known) in self.all(pid) {
             self.count_away(known.away, None);
@@ -350,7 +351,7 @@ impl ResidencyMap {
         self.spaces.remove(&pid);
     }
 
-    /// The blocks of a range that are known and not set aside in `epoch`, by address.
+    /// The known blocks of a range that do not back off in `epoch`, by address.
     pub fn movable(
         &self,
         pid: Pid,
@@ -362,12 +363,12 @@ impl ResidencyMap {
             .map(|(b, k)| (b, k.placement()))
     }
 
-    /// Blocks of a range whose place is known.
+    /// Number of known blocks in a range.
     pub(crate) fn known_blocks(&self, pid: Pid, range: &VirtRange) -> usize {
         self.known(pid, range).count()
     }
 
-    /// Where the known part of a range lies.
+    /// The placement of the known part of a range.
     pub fn placement(&self, pid: Pid, range: &VirtRange) -> Placement {
         let blocks = Block::numbers_of(range);
         let mut sum = Placement::default();
@@ -406,19 +407,19 @@ impl ResidencyMap {
         })
     }
 
-    /// Blocks whose place is known, of all processes.
+    /// Number of known blocks of all processes.
     pub fn known_in_all(&self) -> u64 {
         let chunks = self.spaces.values().flatten();
         chunks.map(|chunk| u64::from(chunk.known_blocks)).sum()
     }
 
-    /// Bytes of what is known, without what an allocator adds.
+    /// Memory used, bytes, without the allocator's overhead.
     pub fn state_bytes(&self) -> usize {
         let chunks: usize = self.spaces.values().map(Vec::len).sum();
         chunks * (size_of::<Chunk>() + size_of::<[Option<Known>; CHUNK_BLOCKS]>())
     }
 
-    /// Blocks that are set aside in `epoch`.
+    /// Number of blocks that back off in `epoch`.
     pub fn set_aside(&self, epoch: u32) -> usize {
         let chunks = self.spaces.values().flatten();
         let chunks = chunks.filter(|chunk| chunk.aside_until > epoch);
@@ -428,13 +429,13 @@ impl ResidencyMap {
             .count()
     }
 
-    /// All that is known of a process's blocks, by address.
+    /// All known blocks of a process, by address.
     pub(crate) fn all(&self, pid: Pid) -> Vec<(Block, Known)> {
         let blocks = self.chunks(pid).iter().flat_map(known_in);
         blocks.map(|(block, known)| (block, *known)).collect()
     }
 
-    /// Takes over what was known of a block.
+    /// Restores the saved knowledge of a block.
     pub(crate) fn restore(&mut self, pid: Pid, block: Block, known: Known) {
         let (chunk, at) = self.chunk_of(pid, block);
         let before = chunk.known[at].and_then(|k| k.away);
@@ -469,7 +470,7 @@ impl ResidencyMap {
         chunks[chunk].known[at].as_ref()
     }
 
-    /// The chunk of a block, made where there is none.
+    /// The chunk of a block, created if missing.
     fn chunk_of(&mut self, pid: Pid, block: Block) -> (&mut Chunk, usize) {
         let (number, at) = index(block);
         let chunks = self.spaces.entry(pid).or_default();
@@ -483,7 +484,7 @@ impl ResidencyMap {
         (&mut chunks[chunk], at)
     }
 
-    /// Changes what is known of a block, if anything is.
+    /// Changes the knowledge of a block, if it is known.
     fn change(&mut self, pid: Pid, block: Block, to: impl FnOnce(Known) -> Option<Known>) {
         let Some(&before) = self.known_of(pid, block) else {
             return;
@@ -564,7 +565,7 @@ mod tests {
     const UP: (Level, Direction) = (Level::First, Direction::Promotion);
     const DOWN: (Level, Direction) = (Level::First, Direction::Demotion);
 
-    /// All of a block in one tier.
+    /// The place of a block that is wholly in one tier.
     fn all_in(level: Level) -> Spread {
         let bytes = |at| ByteCount(if at == level { BLOCK_SIZE } else { 0 });
         Spread(ByLevel::from_fn(bytes))

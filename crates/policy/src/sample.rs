@@ -1,4 +1,4 @@
-//! What a tracker yields.
+//! Samples and observations, the results of trackers.
 
 use crate::{Block, GuestVirtAddr, Pid};
 
@@ -9,7 +9,7 @@ pub struct Sample {
     pub pid: Pid,
     /// The address that was accessed.
     pub addr: GuestVirtAddr,
-    /// How many samples this record stands for; 1 for a hardware sample.
+    /// Number of samples that it represents; 1 for a hardware sample.
     pub weight: u32,
 }
 
@@ -24,8 +24,8 @@ pub struct Observation {
     pub block: Block,
     /// Accesses found.
     pub events: u32,
-    /// Time of the block that was watched for them, nanoseconds.
+    /// Exposure, nanoseconds: the time in which the block was observed.
     pub exposure_ns: u64,
-    /// Whether that is the least rate: each look found an access, and any higher rate would have looked the same.
+    /// Whether the rate is a lower bound: each look found an access, so that a higher rate would give the same result.
     pub is_least: bool,
 }

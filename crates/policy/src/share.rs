@@ -1,32 +1,30 @@
-//! Divides fast memory between groups of processes: by weight, with guarantees.
+//! Divides fast memory between groups of processes, by weights and guarantees.
 //!
 //! # Problem
-//! Several groups want more fast memory together than there is. Each has a weight and a guarantee. What a
-//! group does not want shall go to the others.
+//! Several groups together want more fast memory than there is. Each has a weight and a guarantee. Memory that a group
+//! does not want must go to the others.
 //!
 //! # Approach
-//! A level rises from zero. At each level a group gets the level times its weight, but no less than
-//! its guarantee and no more than it wants. The level at which all of the memory is given is found by
-//! halving. Where the guarantees that are wanted exceed the memory, each is cut by the same factor.
+//! A level rises from zero. At each level a group gets the level times its weight, but no less than its guarantee and
+//! no more than it wants. Bisection finds the level at which all of the memory is used. If the wanted guarantees exceed
+//! the memory, each is reduced by the same factor.
 //!
 //! # Properties
-//! - Nobody gets more than it wants, and nothing but a few bytes of rounding is left while anybody wants
-//!   more.
-//! - A guarantee is never undercut while its owner wants it, if all that are wanted fit.
-//! - Groups that get neither what they want nor just their guarantee get memory in the ratio of
-//!   their weights.
-//! - Total: no number overflows.
+//! - No group gets more than it wants. While any group wants more, only a few bytes of rounding remain.
+//! - A group that wants its guarantee gets it, if all wanted guarantees fit.
+//! - Groups that get neither all they want nor exactly their guarantee get memory in the ratio of their weights.
+//! - No number overflows.
 
 use crate::{BLOCK_SIZE, ByteCount};
 
-/// What a group of processes may have of fast memory.
+/// A group's share of fast memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Share {
     /// The group: processes with equal numbers share it.
     pub group: u32,
-    /// What it has in any case, as far as it uses it.
+    /// Its guarantee, of which it gets no more than it uses.
     pub guarantee: ByteCount,
-    /// Its part of the rest, compared with the other groups' weights; at least 1.
+    /// Its part of the rest, relative to the other groups' weights; at least 1.
     pub weight: u32,
 }
 
@@ -36,7 +34,7 @@ impl Share {
     /// The largest guarantee, MiB: 16 TiB.
     pub const GUARANTEE_MAX_MIB: u64 = 1 << 24;
 
-    /// That of all processes of which nothing is said, beside others that have shares.
+    /// The share of all processes without one.
     pub const OTHERS: Self = Self {
         group: u32::MAX,
         guarantee: ByteCount(0),
@@ -44,10 +42,10 @@ impl Share {
     };
 }
 
-/// Parts of a byte that the level is found to, two to the power of this: no weight makes a byte of one.
+/// Precision of the level, as a power of two of a byte's parts. With any weight a step is less than a byte.
 const LEVEL_BITS: u32 = 40;
 
-/// What each group gets of `capacity` bytes, from its share and the bytes that it wants.
+/// Divides `capacity` bytes between groups, given their shares and the bytes that they want.
 pub fn divide(capacity: u64, groups: &[(Share, u64)]) -> Vec<u64> {
     let sum = |each: &[u64]| each.iter().map(|&bytes| u128::from(bytes)).sum::<u128>();
     let wanted: Vec<u64> = groups.iter().map(|&(_, wants)| wants).collect();
@@ -70,7 +68,7 @@ pub fn divide(capacity: u64, groups: &[(Share, u64)]) -> Vec<u64> {
         });
         each.collect()
     };
-    // At this level a group of weight 1 would have all of it.
+    // At this level a group of weight 1 would get all memory.
     let (mut low, mut high) = (0, (u128::from(capacity) + 1) << LEVEL_BITS);
     while high - low > 1 {
         let middle = low + (high - low) / 2;
@@ -81,7 +79,7 @@ pub fn divide(capacity: u64, groups: &[(Share, u64)]) -> Vec<u64> {
         }
     }
     let mut given = at(low);
-    // What rounding has left, a few bytes.
+    // A few bytes remain from rounding.
     let mut left = capacity - sum(&given) as u64;
     for (bytes, (_, wants)) in given.iter_mut().zip(groups) {
         let more = left.min(wants - *bytes);
@@ -91,8 +89,8 @@ pub fn divide(capacity: u64, groups: &[(Share, u64)]) -> Vec<u64> {
     given
 }
 
-/// The same where only whole blocks move, so that a group may hold almost a block less than its part. Nothing shall be missing of
-/// a guarantee: its owner's part is a block larger, where that fits.
+/// Divides memory in whole blocks, so that a group may hold almost a block less than its part. Guarantees must still be
+/// met, so their parts are increased by a block where that fits.
 pub(crate) fn divide_blocks(capacity: u64, groups: &[(Share, u64)]) -> Vec<u64> {
     let mut groups = groups.to_vec();
     let has_guarantee = |(share, _): &&(Share, u64)| share.guarantee.0 > 0;
@@ -131,13 +129,13 @@ mod tests {
             divide(400, &[(share(0, 3), 1000), (share(200, 1), 1000)]),
             [200, 200]
         );
-        // What the first does not want is the second's; a guarantee that is not used, too.
+        // The second gets the memory that the first does not want, and an unused guarantee.
         assert_eq!(
             divide(400, &[(share(300, 3), 50), (share(0, 1), 1000)]),
             [50, 350]
         );
         assert_eq!(divide(4000, &three_to_one), [1000, 1000]);
-        // More is guaranteed than there is.
+        // The guarantees exceed the memory.
         assert_eq!(
             divide(90, &[(share(100, 1), 500), (share(200, 9), 500)]),
             [30, 60]
@@ -162,7 +160,7 @@ mod tests {
             for (&bytes, &(_, wants)) in given.iter().zip(&groups) {
                 prop_assert!(bytes <= wants);
             }
-            // Cut guarantees are rounded down.
+            // Reduced guarantees are rounded down.
             let rest = wanted.min(capacity.into()) - sum;
             prop_assert!(rest < groups.len().max(1) as u128, "{} left", rest);
         }
@@ -188,7 +186,7 @@ mod tests {
                 .collect();
             for pair in between.windows(2) {
                 let ((a, of_a), (b, of_b)) = (pair[0], pair[1]);
-                // To within a few bytes of rounding.
+                // Within a few bytes of rounding.
                 prop_assert!((a * of_b).abs_diff(b * of_a) <= 16 * of_a.max(of_b), "{pair:?}");
             }
         }

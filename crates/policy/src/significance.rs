@@ -1,9 +1,9 @@
-//! How sure one can be that two densities of samples differ.
+//! Tests whether two densities of samples differ significantly.
 
-/// The squared number of standard deviations by which the densities `a / a_len` and
-/// `b / b_len` differ, if both were samples of one Poisson process: the pooled two-sample test.
+/// The squared number of standard deviations between the densities `a / a_len` and `b / b_len`, if both were samples of
+/// one Poisson process: the pooled two-sample test.
 ///
-/// Counts are in samples, lengths in any one unit. Zero when there are no samples at all.
+/// Counts are in samples, lengths in any one unit. Zero without samples.
 pub(crate) fn z_squared(a: f64, a_len: f64, b: f64, b_len: f64) -> f64 {
     let pooled = (a + b) * a_len * b_len;
     if pooled <= 0.0 {

@@ -1,7 +1,7 @@
-//! Tiers, and one value for each.
+//! Memory tiers, and values per tier.
 //!
-//! A machine has up to four tiers, each a [`Level`] below the one before it. A host manages two of them, [`Tier::Fast`] and
-//! [`Tier::Slow`].
+//! A machine has up to four tiers, each a [`Level`] below the one before it. A host manages two of them, [`Tier::Fast`]
+//! and [`Tier::Slow`].
 
 use crate::ByteCount;
 
@@ -33,7 +33,7 @@ pub struct PerTier<T> {
 pub type TierBytes = PerTier<ByteCount>;
 
 impl<T> PerTier<T> {
-    /// The value that `of` gives for each tier.
+    /// Makes the value of each tier by `of`.
     pub fn from_fn(mut of: impl FnMut(Tier) -> T) -> Self {
         Self {
             fast: of(Tier::Fast),
@@ -49,7 +49,7 @@ impl<T> PerTier<T> {
         }
     }
 
-    /// The value for `tier`, to change it.
+    /// The mutable value for `tier`.
     pub fn get_mut(&mut self, tier: Tier) -> &mut T {
         match tier {
             Tier::Fast => &mut self.fast,
@@ -58,10 +58,10 @@ impl<T> PerTier<T> {
     }
 }
 
-/// Most tiers of a machine.
+/// Maximum number of tiers of a machine.
 pub const LEVELS: usize = 4;
 
-/// A tier's place among those of a machine.
+/// A tier's position among those of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum Level {
     /// The fastest.
@@ -71,41 +71,41 @@ pub enum Level {
     Second,
     /// The one after that.
     Third,
-    /// The slowest that a machine can have.
+    /// The slowest possible one.
     Fourth,
 }
 
 impl Level {
-    /// All, the fastest first.
+    /// All tiers, the fastest first.
     pub const ALL: [Self; LEVELS] = [Self::First, Self::Second, Self::Third, Self::Fourth];
 
-    /// The tier that has `faster` faster ones.
+    /// The tier with `faster` faster ones.
     pub fn new(faster: usize) -> Option<Self> {
         Self::ALL.get(faster).copied()
     }
 
-    /// How many tiers are faster.
+    /// Number of faster tiers.
     pub fn index(self) -> usize {
         self as usize
     }
 
-    /// All slower ones, the fastest first.
+    /// All slower tiers, the fastest first.
     pub fn slower(self) -> impl Iterator<Item = Self> + Clone {
         Self::ALL.into_iter().filter(move |&other| other > self)
     }
 
-    /// All faster ones, the fastest first: between each of them and what is slower is a boundary.
+    /// All faster tiers, the fastest first; each has a boundary to the slower ones.
     pub fn faster(self) -> impl Iterator<Item = Self> + Clone {
         Self::ALL.into_iter().filter(move |&other| other < self)
     }
 }
 
-/// A value for each tier that a machine can have, the fastest first.
+/// A value for each possible tier of a machine, the fastest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct ByLevel<T>(pub [T; LEVELS]);
 
 impl<T> ByLevel<T> {
-    /// The value that `of` gives for each tier.
+    /// Makes the value of each tier by `of`.
     pub fn from_fn(of: impl FnMut(Level) -> T) -> Self {
         Self(Level::ALL.map(of))
     }
@@ -116,7 +116,7 @@ impl<T> ByLevel<T> {
         &self.0[level.index()]
     }
 
-    /// The value for a tier, to change it.
+    /// The mutable value for a tier.
     #[inline]
     pub fn get_mut(&mut self, level: Level) -> &mut T {
         &mut self.0[level.index()]
@@ -124,7 +124,7 @@ impl<T> ByLevel<T> {
 }
 
 impl<T: Default> From<PerTier<T>> for ByLevel<T> {
-    /// A machine of two tiers.
+    /// The values of a machine of two tiers.
     fn from(PerTier { fast, slow }: PerTier<T>) -> Self {
         Self([fast, slow, T::default(), T::default()])
     }

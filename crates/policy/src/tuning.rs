@@ -1,4 +1,4 @@
-//! What a person may set of an agent's policy.
+//! The parameters of an agent's policy.
 
 use std::time::Duration;
 
@@ -6,33 +6,33 @@ use serde::{Deserialize, Serialize};
 
 use crate::{ByteCount, MIB};
 
-/// More than any machine copies.
+/// More than any machine can copy.
 const RATE_LIMIT_MAX_MIB_S: u64 = 1 << 20;
 
-/// How an agent samples, classifies and moves, in the units of its configuration file; a scenario
-/// sets the same keys. Defaults are those of the Demeter paper where it names one.
+/// Parameters of sampling, heat and moves, in the units of the agent's configuration file; a scenario has the same
+/// keys. Defaults are those of the Demeter paper where it gives them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Tuning {
-    /// One sample for so many loads.
+    /// Loads per sample.
     pub sample_period: u32,
-    /// Loads faster than this are not sampled, nanoseconds (CPU cycles on Intel, as its
-    /// hardware counts them).
+    /// Smallest latency of a sampled load, nanoseconds (CPU cycles on Intel, as its hardware counts them).
     pub latency_threshold_ns: u32,
 
     /// Time between two decisions, milliseconds.
     pub epoch_ms: u64,
-    /// Samples by which a part of a range must stand out to be split off; `demeter-paper` only, in the simulator.
+    /// Number of samples by which a part of a range must exceed the rest to be split off; `demeter-paper` only, in the
+    /// simulator.
     pub tau_split: u32,
-    /// How many times as dense (or as sparse) as the rest of its range it must be; `demeter-paper` only.
+    /// Minimum ratio of its density to that of the rest, in either direction; `demeter-paper` only.
     pub alpha: f64,
-    /// The smallest range, MiB; a power of two; `demeter-paper` only.
+    /// Size of the smallest range, MiB; a power of two; `demeter-paper` only.
     pub granularity_mib: u64,
-    /// The most ranges in one process; `demeter-paper` only.
+    /// Maximum number of ranges of a process; `demeter-paper` only.
     pub max_ranges: usize,
 
-    /// The most that is promoted, and the most that is demoted, MiB per second; 0: nothing moves, not for the balloon either,
-    /// and the agent only observes. By default only what moves cost and bring limits them.
+    /// Limit of promotions, and of demotions, MiB per second. With 0 nothing moves, not even for the balloon, and the
+    /// agent only observes. By default moves are limited only by their cost and benefit.
     pub rate_limit_mib_s: u64,
 }
 
@@ -51,7 +51,7 @@ impl Default for Tuning {
     }
 }
 
-/// A value that makes no sense.
+/// A value is out of bounds.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{key} = {value} is out of bounds; {hint}")]
 pub struct OutOfBounds {
@@ -59,12 +59,12 @@ pub struct OutOfBounds {
     pub key: &'static str,
     /// Its value.
     pub value: String,
-    /// What is in bounds.
+    /// The bounds.
     pub hint: String,
 }
 
 impl Tuning {
-    /// Checks what types alone cannot say.
+    /// Checks values beyond their types.
     ///
     /// # Errors
     /// The first value that is out of bounds.
@@ -102,7 +102,7 @@ impl Tuning {
         Duration::from_millis(self.epoch_ms)
     }
 
-    /// The most that may move in one direction in one epoch.
+    /// Limit of moves in one direction per epoch.
     pub fn batch(&self) -> ByteCount {
         let bytes = u128::from(self.rate_limit_mib_s) * u128::from(MIB) * u128::from(self.epoch_ms);
         ByteCount((bytes / 1000) as u64)

@@ -1,35 +1,34 @@
-//! Estimates how much memory is in use again and again, and how well it lies.
+//! Estimates the working set, and its share in fast memory.
 //!
 //! # Problem
-//! A host that shares fast memory out between VMs wants to know how much each has use for. The
-//! hottest ranges that get some share of the accesses would do where that share is known; but a
-//! threshold at 90 % takes all of memory in when the hot part gets 89 %.
+//! A host that divides fast memory between VMs needs each VM's working set. The hottest ranges with some share of the
+//! accesses would do if that share were known. But a threshold of 90 % includes all memory if the hot part gets 89 %.
 //!
 //! # Approach
-//! Compare each range with the whole: a range belongs to the working set if a byte of it is
-//! sampled at least half as often as the average resident byte. Hot memory stands above the
-//! average by far, and pushes it up; memory that is used evenly is all of it near the average.
+//! Compare each range with the whole. A range belongs to the working set if its bytes are sampled at least half as
+//! often as the average resident byte. Hot memory is far above the average, and raises it; memory with uniform accesses
+//! is all near the average.
 //!
 //! # Properties
-//! - The working set is no larger than what is resident, in each tier.
-//! - Evenly used memory is all in it; memory that is never sampled is not.
-//! - What is a hundredth as dense as the rest is not in it, however large it is.
+//! - The working set is no larger than resident memory, in each tier.
+//! - Uniformly accessed memory belongs to it; memory that is never sampled does not.
+//! - Memory with a hundredth of the others' density does not belong to it, however large it is.
 
 use crate::{ByteCount, Placement, RankedRange, ResidencyMap};
 
-/// A range belongs to the working set if it is this much as dense as the average.
+/// Minimum density of a range in the working set, relative to the average.
 const DENSITY_MIN: f64 = 0.5;
 
-/// Memory in use, and how well it lies.
+/// The working set, and its share in fast memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WorkingSet {
-    /// The working set by the tier in which it lies now.
+    /// The working set by tier.
     pub placement: Placement,
-    /// How many of a thousand samples fell into fast memory, if there were any.
+    /// Samples in fast memory per thousand, if there were any.
     pub fast_hit_permille: Option<u16>,
 }
 
-/// The working set of all ranges together.
+/// Estimates the working set from all ranges.
 pub fn working_set(ranking: &[RankedRange], residency: &ResidencyMap) -> WorkingSet {
     let resident: Vec<(f64, Placement)> = ranking
         .iter()
@@ -38,7 +37,7 @@ pub fn working_set(ranking: &[RankedRange], residency: &ResidencyMap) -> Working
         .collect();
     let count: f64 = resident.iter().map(|(count, _)| count).sum();
     let bytes: u64 = resident.iter().map(|(_, p)| p.resident().0).sum();
-    // Also where nothing is resident.
+    // Also if nothing is resident.
     if count.is_nan() || count <= 0.0 {
         return WorkingSet::default();
     }
@@ -66,7 +65,7 @@ mod tests {
     use super::*;
     use crate::{BLOCK_SIZE, Block, GuestVirtAddr, Pid, VirtRange};
 
-    /// One range after the other, each with (blocks in fast memory, blocks in slow memory, samples).
+    /// Adjacent ranges, each with (blocks in fast memory, blocks in slow memory, samples).
     fn memory(parts: &[(u64, u64, f64)]) -> (Vec<RankedRange>, ResidencyMap) {
         let mut residency = ResidencyMap::default();
         let mut ranking = vec![];
@@ -116,7 +115,7 @@ mod tests {
             of(&[(20, 30, 900.0), (30, 320, 100.0)]),
             (20, 30, Some(369))
         );
-        // As a classifier sees it that has found only one half of the hot part so far.
+        // A classifier that has found only one half of the hot part so far.
         assert_eq!(
             of(&[(0, 25, 450.0), (0, 25, 440.0), (100, 250, 110.0)]).1,
             50
@@ -127,7 +126,7 @@ mod tests {
     fn without_samples_nothing_is_known() {
         assert_eq!(of(&[(5, 5, 0.0)]), (0, 0, None));
         assert_eq!(of(&[]), (0, 0, None));
-        // Sampled, but nobody has looked yet where it lies.
+        // Sampled, but its place is unknown.
         let (ranking, _) = memory(&[(5, 5, 3.0)]);
         assert_eq!(
             working_set(&ranking, &ResidencyMap::default()),
@@ -170,12 +169,12 @@ mod tests {
             density in 1.0..1e3f64,
         ) {
             let cold_count = cold as f64 * density / 100.0;
-            // Where cold memory gets most of the samples, it is what is used.
+            // If cold memory gets most of the samples, it is the memory in use.
             prop_assume!(cold_count < hot as f64 * density);
             let parts = [(hot, 0, hot as f64 * density), (cold, 0, cold_count), (idle, 0, 0.0)];
             let (fast, _, _) = of(&parts);
             let half = 0.5 * (hot as f64 + cold as f64 / 100.0) / (hot + cold + idle) as f64;
-            // Just there it is a matter of rounding.
+            // Exactly there, rounding decides.
             prop_assume!((half - 0.01).abs() > 1e-9);
             prop_assert_eq!(fast, hot + if half < 0.01 { cold } else { 0 });
         }

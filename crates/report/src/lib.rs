@@ -1,5 +1,4 @@
-//! What people look at: a table in the terminal, one self-contained page, a picture, and tables for
-//! other programs.
+//! Reports results as terminal tables, a self-contained HTML page, pictures, and tables for other programs.
 //!
 //! ```
 //! use demeter_outcome::RunResult;
@@ -34,5 +33,5 @@ pub use text::ratios::{Of, ratios, times};
 pub use text::table::table;
 pub use text::worst_first::worst_first;
 
-/// The system that stands out in tables and pictures.
+/// The system that tables and pictures highlight.
 const OURS: &str = "demeter";

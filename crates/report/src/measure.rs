@@ -1,20 +1,20 @@
-//! The figure that tells most of a result.
+//! The main figure of a result.
 
 use demeter_outcome::{SystemResult, Unit};
 
 use crate::text::clean;
 
-/// What tables and pictures of cases show.
+/// The main figure in tables and pictures of cases.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Measure {
     /// Seconds until a fixed amount of work was done.
     Elapsed,
-    /// How fast the workload went.
+    /// Speed of the workload.
     Speed(Unit),
 }
 
 impl Measure {
-    /// What these results have: the time for the work if any of them has that, else the speed.
+    /// The main figure of these results: the elapsed time if any has one, else the speed.
     pub(crate) fn of<'a>(systems: impl Iterator<Item = &'a SystemResult> + Clone) -> Self {
         if systems.clone().any(|system| system.elapsed_s.is_some()) {
             return Self::Elapsed;
@@ -22,7 +22,7 @@ impl Measure {
         Self::speed_of(systems)
     }
 
-    /// The speed in the unit that these results have.
+    /// The speed, in the unit of these results.
     pub(crate) fn speed_of<'a>(systems: impl Iterator<Item = &'a SystemResult>) -> Self {
         let mut speeds = systems.filter_map(|system| system.speed.as_ref());
         Self::Speed(speeds.next().map_or(Unit::MOPS, |speed| speed.unit.clone()))
@@ -36,12 +36,12 @@ impl Measure {
         }
     }
 
-    /// How many times as fast as `baseline` a system is.
+    /// Speedup of a system over `baseline`.
     pub(crate) fn speed(&self, system: &SystemResult, baseline: &SystemResult) -> Option<f64> {
         self.times(self.value(system)?, self.value(baseline)?)
     }
 
-    /// How many times as good as `theirs` a figure is.
+    /// Ratio by which a figure is better than `theirs`.
     pub(crate) fn times(&self, ours: f64, theirs: f64) -> Option<f64> {
         let times = if self.less_is_better() {
             theirs / ours
@@ -51,7 +51,7 @@ impl Measure {
         times.is_finite().then_some(times)
     }
 
-    /// What a picture of it is called.
+    /// Title of its picture.
     pub(crate) fn title(&self) -> &'static str {
         match self {
             Self::Elapsed => "Time for the work",
@@ -60,7 +60,7 @@ impl Measure {
         }
     }
 
-    /// Its unit, and which end is good.
+    /// Its unit, and which end is better.
     pub(crate) fn unit(&self) -> String {
         let unit = match self {
             Self::Elapsed => "seconds".into(),

@@ -1,4 +1,5 @@
-//! What a result of several cases looks like: which settings vary, and so which picture shows it.
+//! Chooses the picture for a result's cases by the settings that vary.
+//!
 //! No scenario is known by name.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,57 +9,57 @@ use demeter_outcome::{Case, RunResult, SystemResult};
 use crate::measure::Measure;
 use crate::text::clean;
 
-/// Most groups of cases that are shown.
+/// Maximum number of groups of cases.
 const GROUPS_MAX: usize = 16;
-/// Most settings of a case that are looked at.
+/// Maximum number of settings of a case that are considered.
 const KEYS_MAX: usize = 16;
-/// Most settings of a case that are named.
+/// Maximum number of settings of a case that are named.
 const SETTINGS_MAX: usize = 4;
-/// Most values of an axis that lines are drawn along.
+/// Maximum number of values of a line chart's axis.
 const LINE_VALUES_MAX: usize = 500;
-/// Most values of an axis of words.
+/// Maximum number of values of an axis of words.
 const BAR_VALUES_MAX: usize = 24;
-/// Most values of either axis of a heat map.
+/// Maximum number of values of a heat map's axis.
 const HEAT_VALUES_MAX: usize = 32;
-/// Largest number that lies on an axis of numbers; what is larger is a word.
+/// Largest number on a numeric axis; a larger one counts as a word.
 const NUMBER_MAX: f64 = 1e15;
-/// The setting that names a case of a folder.
+/// The setting that names a case of a folder of scenarios.
 const CASE_KEY: &str = "scenario";
-/// The setting that counts VMs side by side.
+/// The setting with the number of VMs.
 const VMS_KEY: &str = "sim.vms";
 
 /// The cases of one table of a scenario's `vary`.
 pub(crate) struct Group<'a> {
-    /// What all its cases have in common: key and value.
+    /// Settings common to all cases: key and value.
     pub fixed: Vec<(&'a str, &'a str)>,
-    /// What varies.
+    /// The settings that vary.
     pub axes: Vec<Setting<'a>>,
-    /// At least one.
+    /// The cases; at least one.
     pub cases: Vec<&'a Case>,
 }
 
 /// A key with several values.
 pub(crate) struct Setting<'a> {
-    /// Dotted.
+    /// A dotted key.
     pub key: &'a str,
-    /// Each once: numbers ascending, words as they come.
+    /// Distinct values: numbers ascending, words in order of appearance.
     pub values: Vec<&'a str>,
-    /// The same as numbers, if all are.
+    /// The values as numbers, if all are.
     pub numbers: Option<Vec<f64>>,
 }
 
-/// The picture that shows a group.
+/// The kind of picture for a group.
 pub(crate) enum Shape<'g, 'a> {
-    /// A line for each system along numbers.
+    /// A line for each system over numbers.
     Lines(&'g Setting<'a>),
-    /// A block of bars for each word.
+    /// A group of bars for each word.
     Bars(&'g Setting<'a>),
     /// A heat map for each system.
     Heat {
         x: &'g Setting<'a>,
         y: &'g Setting<'a>,
     },
-    /// None: a table has to do.
+    /// No picture, only a table.
     Table,
 }
 
@@ -83,14 +84,14 @@ impl<'a> Group<'a> {
         }
         let settings = keys.into_iter().map(|key| Setting::new(key, &cases));
         let (mut axes, fixed): (Vec<_>, Vec<_>) = settings.partition(|s| s.values.len() > 1);
-        // Where a number tells cases apart, they need no names.
+        // A number identifies cases, so names are not needed.
         let has_number = axes.iter().any(|s| s.numbers.is_some());
         axes.retain(|s| s.key != CASE_KEY || !has_number);
         let fixed = fixed.iter().map(|s| (s.key, s.values[0])).collect();
         Self { fixed, axes, cases }
     }
 
-    /// Which picture shows it.
+    /// The kind of picture for this group.
     pub(crate) fn shape(&self) -> Shape<'_, 'a> {
         let numeric = |setting: &Setting| setting.numbers.is_some();
         let fits = |setting: &Setting, max| setting.values.len() <= max;
@@ -108,7 +109,7 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// What its pictures show.
+    /// The main figure of its pictures.
     pub(crate) fn measure(&self) -> Measure {
         Measure::of(self.cases.iter().flat_map(|case| &case.systems))
     }
@@ -139,7 +140,7 @@ impl<'a> Group<'a> {
         y.values.iter().map(row).collect()
     }
 
-    /// What all its cases have in common, for people; may be empty.
+    /// Settings common to all cases, for people; may be empty.
     pub(crate) fn common(&self) -> String {
         let settings = self.fixed.iter();
         let settings = settings.map(|(key, value)| {
@@ -149,10 +150,10 @@ impl<'a> Group<'a> {
         settings.collect::<Vec<_>>().join(", ")
     }
 
-    /// How a case differs from the others, for people; empty if there are no others.
+    /// The difference of a case from others, for people; empty if there are no others.
     pub(crate) fn label(&self, case: &Case) -> String {
         match self.axes.as_slice() {
-            // A word says by itself what it is.
+            // A word is clear without its key.
             [axis] if axis.numbers.is_none() => clean::name(value(case, axis.key)),
             axes => {
                 let settings = axes.iter().map(|axis| {
@@ -190,13 +191,13 @@ impl<'a> Setting<'a> {
         title(self.key)
     }
 
-    /// Whether it counts VMs, so that what management takes of the host is of interest.
+    /// Whether it counts VMs, so that management's use of the host matters.
     pub(crate) fn counts_vms(&self) -> bool {
         self.key == VMS_KEY
     }
 }
 
-/// A dotted key for people: without the table of the scenario that it stands in.
+/// A dotted key for people, without the scenario's table.
 pub(crate) fn title(key: &str) -> String {
     let inner = key.split_once('.').map_or(key, |(_, inner)| inner);
     clean::name(&inner.replace(['.', '_'], " "))
@@ -209,7 +210,7 @@ pub(crate) fn settings(settings: &[(String, String)]) -> String {
     settings.collect::<Vec<_>>().join(", ")
 }
 
-/// The name of a folder's case, for people: its scenario, or else all its settings.
+/// The title of a folder's case: its scenario, or else all its settings.
 pub(crate) fn case_title(case: &Case) -> String {
     let settings = case.settings.iter();
     let name = settings.clone().find(|(key, _)| key == CASE_KEY);
@@ -222,7 +223,7 @@ pub(crate) fn case_title(case: &Case) -> String {
     }
 }
 
-/// A case's value of a key; `-` where it sets none.
+/// A case's value of a key; `-` if it has none.
 pub(crate) fn value<'a>(case: &'a Case, key: &str) -> &'a str {
     let mut settings = case.settings.iter();
     settings
@@ -240,15 +241,15 @@ fn number(text: &str) -> Option<f64> {
     (number.abs() <= NUMBER_MAX).then_some(number)
 }
 
-/// Systems that ran under the same conditions.
+/// Systems that ran under equal conditions.
 pub(crate) struct Side<'a> {
-    /// How the conditions differ from others; empty where there are no others.
+    /// The difference from other conditions; empty if there are none.
     pub heading: String,
     pub systems: &'a [SystemResult],
 }
 
 impl<'a> Side<'a> {
-    /// All of a result: its systems, and each of its cases.
+    /// All sides of a result: its systems, and each of its cases.
     pub(crate) fn all(result: &'a RunResult) -> Vec<Self> {
         let mut sides = vec![];
         if !result.systems.is_empty() {
@@ -259,8 +260,7 @@ impl<'a> Side<'a> {
         }
         let groups = Group::all(result);
         for group in &groups {
-            // Where there are several groups, what a case has in common with its own tells it
-            // from those of others.
+            // With several groups, a case's common settings distinguish it from cases of other groups.
             let common = Some(group.common()).filter(|_| groups.len() > 1);
             sides.extend(group.cases.iter().map(|case| {
                 let parts = [common.clone(), Some(group.label(case))];
@@ -336,11 +336,11 @@ mod tests {
             shape(&[&folder("gups-4g", "4000"), &folder("gups-1g", "1000")]),
             "lines 1000 4000"
         );
-        // What no axis can hold.
+        // Words that no numeric axis can show.
         for word in ["inf", "nan", "1e16"] {
             assert!(shape(&[&[vms("1")], &[vms(word)]]).starts_with("bars"));
         }
-        // A case that does not say.
+        // A case without the setting.
         assert_eq!(shape(&[&[vms("1")], &[]]), "bars 1 -");
     }
 

@@ -1,4 +1,4 @@
-//! The twin of the fuzz target `result`: a result file of any text is refused or drawn.
+//! The counterpart of the fuzz target `result`: any text is rejected or drawn.
 
 use demeter_outcome::RunResult;
 use demeter_report::{html, table};
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 const EXAMPLE: &str = include_str!("../../outcome/tests/example.json");
 const SCHEMA_1: &str = include_str!("../../outcome/tests/schema-1.json");
 
-/// The example as three cases with all that a result can have, as text.
+/// The example as text, as three cases with all optional fields.
 fn cases() -> String {
     let more = r#""elapsed_s": 5, "tail": {"mean_ns": 9, "p50_ns": 1, "p90_ns": 1, "p99_ns": 2,
         "p999_ns": 30}, "repeats": {"runs": 2, "min": 4, "max": 6}, "cpu_s": {"track": 1},"#;
@@ -37,7 +37,7 @@ proptest! {
         cut in 0usize..40,
         text in prop_oneof![any::<String>(), "[-0-9.e{}\\[\\]:,\"a-z_]{0,20}"],
     ) {
-        // ASCII: every byte is a character's border.
+        // The text is ASCII, so that every byte is a character boundary.
         let at = at.index(whole.len());
         let end = whole.len().min(at + cut);
         let altered = format!("{}{text}{}", &whole[..at], &whole[end..]);

@@ -1,5 +1,5 @@
-//! Results of several cases: each shape has its picture, and figures stand where they belong. One file,
-//! because all tests draw the same few results.
+//! Tests of results with several cases: the kind of picture, and the place of figures. One file, because all tests draw
+//! the same few results.
 
 mod common;
 
@@ -78,7 +78,7 @@ fn numbers_make_a_line_and_vms_make_one_of_cores_too() {
             "Cores spent on management by vms"
         ]
     );
-    // In the order of the numbers, evenly, and upwards for more seconds.
+    // Sorted by number, at even distances, and higher for more seconds.
     let dots = dots(pictures(&page)[0]);
     assert_eq!(dots.len(), 3);
     let (first, middle, last) = (dots[0], dots[1], dots[2]);
@@ -117,10 +117,10 @@ fn words_make_bars_relative_to_none_with_their_geometric_mean() {
     for text in ["silo", "btree", "geometric mean", "2.00×", "8.00×", "4.00×"] {
         assert!(bars.contains(&format!(">{text}<")), "{text}");
     }
-    // The baseline is a line, not bars; the fastest run is twice as fast as the one in the middle.
+    // The baseline is a line, not bars; the fastest run is twice as fast as the median.
     assert!(!bars.contains(">none<"));
     assert_eq!(bars.matches("class=\"whisker").count(), 2);
-    // Of one system, or where a case has no baseline, the seconds themselves.
+    // With one system, or if a case has no baseline, seconds are shown.
     let alone = |word| case(&[("workload", word)], vec![system("demeter", 7.0)]);
     let page = html(&result(vec![alone("silo"), alone("btree")]));
     assert_eq!(sections(&page)[0], "Time for the work by workload");
@@ -143,11 +143,11 @@ fn two_numbers_make_a_heat_map_per_system() {
     assert_eq!(sections(&page)[0], "Throughput by y and x");
     assert!(page.contains("<h3>demeter</h3>") && page.contains("<h3>other</h3>"));
     let map = pictures(&page)[0];
-    // The best is strongest, what was not run is empty.
+    // The best cell is strongest, and a cell without a run is empty.
     assert!(map.contains("class=\"h8\"") && map.contains("x 2, y 3: 50.0"));
     assert_eq!(map.matches("<rect").count(), 3);
     assert!(map.contains(">-</text>"));
-    // One scale for all maps: the other system is as weak as our worst.
+    // All maps share one scale: the other system's cell is as weak as our worst.
     assert_eq!(pictures(&page)[2].matches("class=\"h0\"").count(), 3);
 }
 
@@ -168,12 +168,12 @@ fn more_systems_than_bars_can_tell_apart_make_one_heat_map() {
     let both = result(vec![at("gups", 1.0), at("silo", 7.0)]);
     let page = html(&both);
     let map = pictures(&page)[0];
-    // Thirteen systems beside the baseline; two programs and their mean.
+    // Thirteen systems besides the baseline; two programs and their mean.
     assert_eq!(map.matches("<rect").count(), 13 * 3);
-    // As multiples of the baseline programs can be compared, and the best is strongest.
+    // Multiples of the baseline can be compared between programs, and the best is strongest.
     assert!(map.contains("workload silo, system s13: 14.0"), "{map}");
     assert_eq!(map.matches("class=\"h8\"").count() % 3, 0);
-    // The same as a picture of its own, with its ground and its colours.
+    // The standalone picture has its own background and colours.
     let picture = maps_svg(&both).unwrap();
     assert_eq!(picture.matches("<rect").count(), 1 + 13 * 3);
     assert!(picture.contains("multiples of none") && picture.contains("<style>"));
@@ -211,7 +211,7 @@ fn the_table_has_a_block_of_rows_per_case() {
     let second: Vec<&str> = demeter[1].split_whitespace().collect();
     // Seconds, times none, hot share, CPU seconds, cores.
     assert_eq!(second[1..6], ["15.0", "2.00", "0.0", "1.5", "0.100"]);
-    // What all cases of a table have in common stands above it.
+    // Settings common to all cases of a table are in its heading.
     assert!(text.contains("machine.thp=never\n"));
     assert!(text.contains("sim.vms=3, machine.thp=never\n"), "{text}");
 }
@@ -329,7 +329,7 @@ fn invalidations_are_counted_by_kind() {
     let page = html(&result);
     assert!(sections(&page).contains(&"Invalidations of translations"));
     assert!(page.contains("demeter: guest remote 7") && !page.contains("flush_"));
-    // Of many cases: a table, and no bars.
+    // With many cases there is a table without bars.
     result.systems.clear();
     let value = |index: usize| index.to_string();
     result.cases = (0..20)
@@ -431,7 +431,7 @@ fn many_cases_stay_small() {
 
 #[test]
 fn the_case_that_a_figure_is_of_is_the_one_that_is_drawn() {
-    // A later case at the same place changes nothing.
+    // A later case at the same place is ignored.
     let at = |value: &str, elapsed_s| case(&[("x", value)], vec![system("demeter", elapsed_s)]);
     let once = vec![at("1", 5.0), at("2", 9.0)];
     let twice = [once.clone(), vec![at("2", 1.0)]].concat();
@@ -529,7 +529,7 @@ fn each_of_several_programs_has_its_column_and_its_picture() {
     let page = html(&result);
     assert!(sections(&page).contains(&"redis: throughput over time"));
     assert!(page.contains("&lt;bfs&gt;") && !page.contains("<bfs>"));
-    // Nobody counted what bfs did.
+    // Nothing was counted for bfs.
     assert!(!page.contains("bfs&gt;: throughput"));
 }
 
@@ -549,13 +549,13 @@ fn sizes_of_one_program_make_a_line_of_the_share_of_the_oracle() {
     let picture = shares_svg(&sizes).unwrap();
     assert!(picture.contains("Share of the oracle by size mib (percent)"));
     assert!(picture.contains("demeter, 1000: 50.0<") && picture.contains("demeter, 4000: 90.0<"));
-    // The oracle is what they are shares of, and no line.
+    // The oracle is the reference and has no line.
     assert!(!picture.contains("oracle, 1000"));
     assert_eq!(
         sections(&html(&sizes))[0],
         "Share of the oracle by size mib"
     );
-    // Without an oracle in each there is no such picture.
+    // If a case has no oracle, there is no such picture.
     sizes.cases[0].systems.remove(0);
     assert!(shares_svg(&sizes).is_none());
 }

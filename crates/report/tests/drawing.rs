@@ -1,4 +1,4 @@
-//! What is drawn from any result: numbers, bounded size, and never the file's own markup.
+//! Properties of all pictures: finite numbers, bounded size, and no markup from the file.
 
 mod common;
 
@@ -281,7 +281,7 @@ fn provisioning_has_its_own_figures() {
     assert_eq!(row("static")[2], "100.0");
     let ours = row("demeter-balloon");
     assert_eq!((ours[2], ours[4], ours[5]), ("50.0", "2.50", "99.5"));
-    // The longest resize; none when one was never done. What nobody has a value for has no column.
+    // The longest resize; none if one never ended. A figure that no system has gets no column.
     assert_eq!(ours[6], "0.750");
     assert_eq!(row("virtio-balloon")[6], "-");
     assert!(text.contains("over pool"), "{text}");

@@ -1,13 +1,14 @@
-//! The systems there are, one row each. `--help`, error messages, `demeter systems`, the colours of
-//! pictures and the book's table come from here; the simulator and the lab test that they have what
-//! the rows say they run.
+//! The catalogue of systems, one row each.
+//!
+//! `--help`, error messages, `demeter systems`, the colours of pictures and the book's table come from here. Tests
+//! check that simulator and lab have the systems that the rows assign to them.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Where a system can run.
+/// A place where systems run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Place {
@@ -23,7 +24,7 @@ pub enum Place {
     Live,
 }
 
-/// What tells a system apart in pictures.
+/// The colour of a system in pictures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 #[expect(missing_docs, reason = "the names say it")]
@@ -38,22 +39,22 @@ pub enum Color {
     Sky,
 }
 
-/// What is known of a system.
+/// The catalogue's entry for a system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Row {
     /// The name that scenarios and the command line use.
     pub name: &'static str,
-    /// What it is, in one line.
+    /// Description in one line.
     pub about: &'static str,
-    /// Who describes it, or the first kernel that has it; empty for a yardstick.
+    /// Its publication, or the first kernel that has it; empty for a yardstick.
     pub source: &'static str,
-    /// Where it runs.
+    /// Places where it runs.
     pub runs_on: &'static [Place],
-    /// Its colour in pictures. Without one it takes a colour that the picture has left.
+    /// Its colour in pictures. Without one it gets a free colour.
     pub color: Option<Color>,
 }
 
-/// Declares [`System`] with its rows, so that a system is written down once.
+/// Declares [`System`] together with its rows.
 macro_rules! catalogue {
     ($($system:ident {
         name: $name:literal,
@@ -62,7 +63,7 @@ macro_rules! catalogue {
         runs_on: $runs_on:expr,
         color: $color:expr,
     })+) => {
-        /// Who manages the tiers.
+        /// The system that manages the tiers.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
         #[serde(try_from = "String", into = "&'static str")]
         pub enum System {
@@ -70,7 +71,7 @@ macro_rules! catalogue {
         }
 
         impl System {
-            /// Every system there is.
+            /// All systems.
             pub const ALL: &[Self] = &[$(Self::$system),+];
 
             /// Its row of the catalogue.
@@ -94,7 +95,7 @@ use {Color as C, Place as P};
 catalogue! {
     None {
         name: "none",
-        about: "nobody manages: pages stay where first touch put them",
+        about: "no management: pages stay where first touch put them",
         source: "",
         runs_on: &[P::Sim, P::Lab, P::Host, P::Here],
         color: Some(C::Grey),
@@ -248,7 +249,7 @@ catalogue! {
     }
     HeteroOs {
         name: "heteroos",
-        about: "HeteroOS: the hypervisor finds what is hot, the guest moves",
+        about: "HeteroOS: the hypervisor finds hot memory, the guest moves it",
         source: "HeteroOS, ISCA 2017",
         runs_on: &[P::Sim],
         color: None,
@@ -324,7 +325,7 @@ impl fmt::Display for Place {
 }
 
 impl Row {
-    /// Where it runs, in words.
+    /// Its places, in words.
     pub fn places(&self) -> String {
         let places: Vec<String> = self.runs_on.iter().map(Place::to_string).collect();
         places.join(", ")
@@ -332,7 +333,7 @@ impl Row {
 }
 
 impl System {
-    /// Whether it can run there.
+    /// Whether it can run in a place.
     pub fn runs_on(self, place: Place) -> bool {
         self.row().runs_on.contains(&place)
     }
@@ -344,7 +345,7 @@ impl System {
 }
 
 impl fmt::Display for System {
-    /// The name as a scenario file spells it.
+    /// The name as in scenario files.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.row().name)
     }
@@ -373,7 +374,7 @@ impl TryFrom<String> for System {
     }
 }
 
-/// A name that no system has.
+/// No system has this name.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no system {0:?}: use {names}", names = names())]
 pub struct UnknownSystem(String);

@@ -1,4 +1,4 @@
-//! Checks that types alone cannot say: each failure names the key and what to do.
+//! Checks scenarios beyond their types. Each error names the key and the fix.
 
 use std::fmt::Display;
 
@@ -8,31 +8,31 @@ use crate::provision_check::check_provision;
 use crate::workload::THREADS_MAX;
 use crate::{Error, Lab, Machine, MachinePlace, Place, Scenario, Sim, System, Tier, Workload};
 
-/// Longest timed phase, seconds: an hour of an emulated machine proves what there is to prove.
+/// Longest timed phase, seconds. A longer run on an emulated machine shows nothing new.
 const DURATION_MAX_S: u64 = 3600;
-/// The same of a soak, which keeps no points in time: a week.
+/// Longest soak, seconds: a week. A soak keeps no points in time.
 const SOAK_MAX_S: u64 = 7 * 24 * 3600;
-/// Largest tier, MiB (16 TiB): keeps every sum of sizes far from overflow.
+/// Largest tier, MiB (16 TiB); sums of sizes cannot overflow.
 const TIER_MAX_MIB: u64 = 1 << 24;
-/// Largest stretch of memory delays.
+/// Largest factor for memory delays.
 const DILATION_MAX: u64 = 1000;
-/// Most VMs that the simulator runs side by side, and most that share cores: translations are told apart by
-/// a VM's number in six bits.
+/// Maximum number of VMs on the simulator, and of those that share cores: a translation has six bits for the VM's
+/// number.
 const VMS_MAX: u32 = 1024;
 const VMS_MAX_ON_SHARED_CORES: u32 = 64;
-/// Most cores of the simulator's host.
+/// Maximum number of cores of the simulator's host.
 const CORES_MAX: u32 = 1024;
 /// Largest scale of the simulator: a page of 2 MiB.
 const SCALE_BITS_MAX: u32 = 9;
-/// Most address space that the simulator's program reserves around a mapping, MiB (256 GiB).
+/// Most address space that the simulated program reserves around a mapping, MiB (256 GiB).
 const RESERVE_MAX_MIB: u64 = 256 << 10;
-/// Longest latency of a tier, nanoseconds.
+/// Highest latency of a tier, nanoseconds.
 const LATENCY_MAX_NS: u64 = 1_000_000;
-/// Most bandwidth of a tier, GB/s.
+/// Highest bandwidth of a tier, GB/s.
 const BANDWIDTH_MAX_GBPS: u64 = 10_000;
 
 impl Scenario {
-    /// Checks what types alone cannot say.
+    /// Checks values beyond their types.
     pub fn check(&self) -> Result<(), Error> {
         self.check_keys().map_err(|what| Error::Invalid {
             name: self.name.clone(),
@@ -40,7 +40,7 @@ impl Scenario {
         })
     }
 
-    /// Bytes of memory that the workload touches, MiB.
+    /// Memory that the workload touches, MiB.
     pub fn footprint_mib(&self) -> u64 {
         let workload = &self.workload;
         workload.size_mib().saturating_add(workload.cold_mib())
@@ -51,7 +51,7 @@ impl Scenario {
         self.workload.shift_at_s()
     }
 
-    /// What is wrong with it, if anything.
+    /// The error in its keys, if any.
     pub(crate) fn check_keys(&self) -> Result<(), String> {
         refuse_if(!is_plain_name(&self.name), || {
             "name: 1 to 64 letters, digits, - or _ (files are named after it)".into()
@@ -91,7 +91,7 @@ impl Scenario {
         unique("systems", &self.systems)
     }
 
-    /// Refuses what does not run on a host, and hosts' systems elsewhere.
+    /// Rejects scenarios that cannot run on a host, and systems of hosts elsewhere.
     fn check_place(&self) -> Result<(), String> {
         let is_host = self.machine.place == MachinePlace::Host;
         let only_for_hosts = |system: &&System| system.row().runs_on == [Place::Host];
@@ -132,7 +132,7 @@ impl Scenario {
     fn check_oracle(&self) -> Result<(), String> {
         let is_blind = !self.workload.tells_hot_set() && self.systems.contains(&System::Oracle);
         refuse_if(is_blind, || {
-            "systems: nobody knows one hot set of this workload, so there is no \"oracle\": leave it out"
+            "systems: this workload has no known hot set, so there is no \"oracle\": leave it out"
                 .into()
         })
     }
@@ -149,13 +149,13 @@ impl Scenario {
     }
 }
 
-/// Whether a file, a socket or a heading may be named so.
+/// Whether the name is allowed for files, sockets and headings.
 pub(crate) fn is_plain_name(name: &str) -> bool {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     (1..=64).contains(&name.len()) && name.chars().all(is_plain)
 }
 
-/// Refuses a list in which something stands twice.
+/// Rejects a list with duplicates.
 pub(crate) fn unique<T: PartialEq + Display>(key: &str, list: &[T]) -> Result<(), String> {
     for (i, item) in list.iter().enumerate() {
         refuse_if(list[..i].contains(item), || {
@@ -324,7 +324,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever passes fits its machine and leaves room beside the hot set.
+        /// Every accepted scenario fits its machine and leaves memory beside the hot set.
         #[test]
         fn what_passes_fits(
             size_mib: u64,

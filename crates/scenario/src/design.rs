@@ -1,4 +1,4 @@
-//! What the designs of the literature have in common and where they differ, for `docs/src/systems.md`.
+//! Compares the designs of the systems, for `docs/src/systems.md`.
 
 use crate::System;
 
@@ -7,16 +7,16 @@ use crate::System;
 pub struct Design {
     /// Where it runs.
     pub place: &'static str,
-    /// How it sees accesses.
+    /// How it observes accesses.
     pub tracks: &'static str,
-    /// What it takes for hot.
+    /// Which memory counts as hot.
     pub classifies: &'static str,
     /// How it moves pages.
     pub moves: &'static str,
 }
 
 impl System {
-    /// Its design; nothing for yardsticks, and for variants of this project's own.
+    /// Its design; `None` for yardsticks and for our own variants.
     pub fn design(self) -> Option<Design> {
         let [place, tracks, classifies, moves] = match self {
             Self::Linux => [

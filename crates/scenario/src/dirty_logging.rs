@@ -1,4 +1,4 @@
-//! Dirty logging: how KVM finds out which pages a guest writes, as a live migration needs it.
+//! Dirty logging: how KVM finds the pages that a guest writes, for live migration.
 //!
 //! Source: Upton, KVM/ARM at Scale (KVM Forum 2022); the kernel's `dirty_log_perf_test`.
 
@@ -7,56 +7,56 @@ use serde::{Deserialize, Serialize};
 use crate::fault::{at_least_one, refuse_if, within};
 use crate::{Pages, Pattern, Scenario, System, Workload};
 
-/// Most virtual CPUs of a VM whose writes are logged.
+/// Maximum number of virtual CPUs of a logged VM.
 pub(crate) const VCPUS_MAX: u32 = 512;
-/// Most memory of such a VM, MiB (1 TiB): the model keeps a byte for each page of 4 KiB.
+/// Maximum memory of a logged VM, MiB (1 TiB): the model has a byte per 4 KiB page.
 const MEMORY_MAX_MIB: u64 = 1 << 20;
-/// Longest stride, KiB: a block.
+/// Largest stride, KiB: a block.
 const STRIDE_MAX_KIB: u64 = 2048;
-/// Most passes of a migration.
+/// Maximum number of passes of a migration.
 const PASSES_MAX: u32 = 100;
 
-/// A VM whose writes are logged: a model of its own, of second-level (stage-2) tables, `mmu_lock` and
-/// invalidations. The workload is a mix of one swept part, `stores` of which are written. Each virtual CPU
-/// sweeps a slice of its own; the speed is in steps of the sweeps.
+/// A VM under dirty logging: a model of second-level (stage-2) tables, `mmu_lock` and invalidations. The workload is a
+/// mix of one swept part, `stores` of which are written. Each virtual CPU sweeps its own slice; speed counts steps of
+/// the sweeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DirtyLogging {
-    /// What is done.
+    /// The task to time.
     pub task: LoggedTask,
-    /// Whose processors: Arm's break tables before they make them anew, x86's log pages by themselves.
+    /// Processor family: Arm breaks a table entry before it makes it anew, x86 logs pages in hardware.
     pub isa: Isa,
-    /// Pages that back the VM before logging begins: 4k or 2m.
+    /// Pages that back the VM before logging starts: 4k or 2m.
     pub pages: Pages,
-    /// Memory of each virtual CPU, MiB; an equal part of the workload's when left out.
+    /// Memory of each virtual CPU, MiB; by default an equal part of the workload's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slice_mib: Option<u64>,
-    /// From one access of a sweep to the next, KiB.
+    /// Distance between two accesses of a sweep, KiB.
     pub stride_kib: u64,
-    /// Which faults share `mmu_lock`.
+    /// Faults that share `mmu_lock`.
     pub lock: MmuLock,
-    /// Who splits blocks of 2 MiB into pages.
+    /// When blocks of 2 MiB are split into pages.
     pub split: Split,
-    /// Whether memory is write-protected (and split) chunk by chunk, by the calls that clear the log,
-    /// instead of all at once (KVM_DIRTY_LOG_INITIALLY_SET).
+    /// Whether memory is write-protected (and split) in chunks, when the log is cleared, instead of all at once
+    /// (KVM_DIRTY_LOG_INITIALLY_SET).
     pub initially_set: bool,
-    /// Memory that one call clears and one step sends, MiB.
+    /// Memory cleared by one call and sent in one step, MiB.
     pub chunk_mib: u64,
-    /// Whether a permission that is relaxed is invalidated on the own CPU only, not on all.
+    /// Whether a relaxed permission is invalidated on the local CPU only, instead of all CPUs.
     pub local_invalidation: bool,
     /// Whether one instruction invalidates a range of addresses (FEAT_TLBIRANGE).
     pub tlbi_range: bool,
-    /// Whether a block may be split without breaking it before (FEAT_BBM level 2).
+    /// Whether a block may be split without break-before-make (FEAT_BBM level 2).
     pub bbm2: bool,
     /// Whether hardware writes the addresses of dirty pages to a buffer (FEAT_HDBSS); x86 always does (PML).
     pub hardware_buffer: bool,
-    /// When the migration begins, seconds.
+    /// Start of the migration, seconds.
     pub from_s: u64,
-    /// How fast pages are sent, GB/s (10^9 bytes).
+    /// Bandwidth of the migration, GB/s (10^9 bytes).
     pub bandwidth_gbps: u64,
-    /// Passes over the memory after which the VM is stopped and the rest is sent.
+    /// Maximum number of passes; then the VM is stopped and the rest is sent.
     pub passes_max: u32,
-    /// How long the VM may be stopped for the rest, milliseconds: what a pass leaves must be no more.
+    /// Longest stop of the VM, milliseconds. The VM is stopped when the rest can be sent in this time.
     pub downtime_ms: u64,
 }
 
@@ -84,12 +84,11 @@ impl Default for DirtyLogging {
     }
 }
 
-/// What is done with a VM whose writes are logged.
+/// The timed task of a VM under dirty logging.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "kebab-case")]
 pub enum LoggedTask {
-    /// Logging is switched on while the virtual CPUs wait; then each sweeps its slice once. The sweep is
-    /// timed.
+    /// Logging is enabled while the virtual CPUs wait. Then each sweeps its slice once, which is timed.
     #[default]
     Pass,
     /// The VM is migrated while it runs.
@@ -115,21 +114,21 @@ pub enum Isa {
 pub enum MmuLock {
     /// One at a time: Linux up to 5.17 on Arm.
     Spinlock,
-    /// Those that only relax a permission together, all others alone: Linux 5.18 to 6.1.
+    /// Shared by faults that only relax a permission, exclusive for others: Linux 5.18 to 6.1.
     ReadForPermissions,
-    /// All together: Linux since 6.2, x86 since 5.12.
+    /// Shared by all: Linux since 6.2, x86 since 5.12.
     #[default]
     ReadForAll,
 }
 
-/// Who splits a block of 2 MiB, so that single pages can be logged.
+/// When a block of 2 MiB is split, so that single pages can be logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "kebab-case")]
 pub enum Split {
-    /// The first fault in it, which maps its own page only.
+    /// At the first fault in it, which maps only its own page.
     #[default]
     Lazy,
-    /// Whoever switches logging on or clears the log; all pages stay mapped.
+    /// When logging is enabled or the log is cleared; all pages stay mapped.
     Eager,
 }
 
@@ -141,7 +140,7 @@ impl DirtyLogging {
             .unwrap_or_else(|| scenario.workload.size_mib() / vcpus)
     }
 
-    /// What is wrong with its own keys.
+    /// The error in its own keys, if any.
     fn check(&self) -> Result<(), String> {
         let key = |key: &str| format!("sim.dirty_logging.{key}");
         within(&key("stride_kib"), self.stride_kib, 4..=STRIDE_MAX_KIB)?;
@@ -205,7 +204,7 @@ impl Scenario {
         };
         logging.check()?;
         refuse_if(self.systems != [System::None], || {
-            "systems: with sim.dirty_logging nobody moves pages: name \"none\" only".into()
+            "systems: with sim.dirty_logging no system moves pages: name \"none\" only".into()
         })?;
         let is_elsewhere =
             self.provision.is_some() || self.sim.translation.is_some() || self.sim.vms != 1;

@@ -1,9 +1,9 @@
-//! A fault of a scenario: one line that names the key and how to repair it.
+//! Errors in a scenario: one line that names the key and the fix.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
-/// Refuses a value that is not within its bounds.
+/// Rejects a value out of bounds.
 pub(crate) fn within<T: PartialOrd + Display>(
     key: &str,
     value: T,
@@ -16,7 +16,7 @@ pub(crate) fn within<T: PartialOrd + Display>(
     Err(format!("{key} = {value}: must be {least} to {most}"))
 }
 
-/// Refuses 0.
+/// Rejects 0.
 pub(crate) fn at_least_one(key: &str, value: u64) -> Result<(), String> {
     match value {
         0 => Err(format!("{key} = 0: must be at least 1")),
@@ -24,7 +24,7 @@ pub(crate) fn at_least_one(key: &str, value: u64) -> Result<(), String> {
     }
 }
 
-/// Refuses what holds, with the text of what is wrong.
+/// Returns an error if the condition holds.
 pub(crate) fn refuse_if(is_wrong: bool, what: impl FnOnce() -> String) -> Result<(), String> {
     if is_wrong { Err(what()) } else { Ok(()) }
 }

@@ -1,7 +1,7 @@
-//! Reads scenario files. One may extend another: `extends = "gups.toml"`, relative to its folder.
+//! Reads scenario files. A file may extend another: `extends = "gups.toml"`, relative to its folder.
 //!
-//! Tables are merged key by key, at every depth. Anything else replaces what it stands over:
-//! lists as a whole, and so does a table of another `kind`, whose keys are others.
+//! Tables are merged key by key, at every depth. Everything else replaces the extended value: lists as a whole, and
+//! tables of another `kind`, whose keys differ.
 
 use std::path::{Path, PathBuf};
 
@@ -10,17 +10,17 @@ use toml::{Table, Value};
 
 use crate::{Error, Scenario};
 
-/// The key that names the file below.
+/// The key that names the extended file.
 const EXTENDS: &str = "extends";
 
-/// Most files that one scenario is made of.
+/// Maximum number of files in a chain.
 const FILES_MAX: usize = 8;
 
 impl Scenario {
     /// Reads and checks a scenario file.
     ///
     /// # Errors
-    /// Which file, which key, and what to do about it.
+    /// The file, the key and the fix.
     pub fn load(path: &Path) -> Result<Self, Error> {
         let text = read(path)?;
         let table: Table = parse(path, &text)?;
@@ -28,7 +28,7 @@ impl Scenario {
             let merged = extend(path, table)?;
             merged.try_into().map_err(|source| unfit(path, source))?
         } else {
-            // From the text: what is wrong is told with its line.
+            // Parsed from the text, so that errors have line numbers.
             parse(path, &text)?
         };
         scenario.check()?;
@@ -36,7 +36,7 @@ impl Scenario {
     }
 }
 
-/// What a file says, over what it extends.
+/// A file's table, merged over the files that it extends.
 pub(crate) fn table(path: &Path) -> Result<Table, Error> {
     extend(path, parse(path, &read(path)?)?)
 }
@@ -66,14 +66,14 @@ fn extend(path: &Path, mut table: Table) -> Result<Table, Error> {
         above.push(std::mem::replace(&mut table, parse(&file, &read(&file)?)?));
         files.push(file);
     }
-    // From below, so that each is laid over a whole.
+    // Merges from the end of the chain, so that each file overrides a complete table.
     for over in above.into_iter().rev() {
         merge(&mut table, over);
     }
     Ok(table)
 }
 
-/// Lays `over` over `under`.
+/// Merges `over` over `under`.
 fn merge(under: &mut Table, over: Table) {
     for (key, value) in over {
         match (under.get_mut(&key), value) {

@@ -1,4 +1,4 @@
-//! A grid of scenarios: one file with some of its keys set to each of several values.
+//! A grid of scenarios: one file with several values for some of its keys.
 
 use std::fmt;
 use std::path::Path;
@@ -8,20 +8,20 @@ use toml::{Table, Value};
 
 use crate::{Error, Scenario};
 
-/// Most scenarios of a grid.
+/// Maximum number of scenarios in a grid.
 const POINTS_MAX: usize = 100_000;
 
-/// A key and the values that it takes in turn.
+/// A key with its values.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Axis {
-    /// Dotted, such as `workload.hot_mib`.
+    /// A dotted key, such as `workload.hot_mib`.
     key: String,
     /// At least one.
     values: Vec<Value>,
 }
 
 impl Axis {
-    /// The values, at least one, that a dotted key takes in turn.
+    /// An axis of a dotted key with at least one value.
     pub fn new(key: &str, values: Vec<Value>) -> Self {
         Self {
             key: key.into(),
@@ -30,7 +30,7 @@ impl Axis {
     }
 }
 
-/// Why a text names no axis.
+/// The text is no axis.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not KEY=VALUE,VALUE,... such as workload.hot_mib=50,100,200")]
 pub struct NoAxis(String);
@@ -52,7 +52,7 @@ impl FromStr for Axis {
     }
 }
 
-/// A number or a truth value where the text is one, else the text.
+/// A number or boolean if the text is one, otherwise the text.
 fn value(text: &str) -> Value {
     format!("value = {text}")
         .parse::<Table>()
@@ -61,7 +61,7 @@ fn value(text: &str) -> Value {
         .unwrap_or_else(|| Value::String(text.into()))
 }
 
-/// A scenario file and the axes along which it varies.
+/// A scenario file with axes.
 #[derive(Debug, Clone)]
 pub struct Grid {
     base: Table,
@@ -79,7 +79,7 @@ pub struct Point {
 }
 
 impl Point {
-    /// Its settings, as a person gives them.
+    /// Its settings, as written.
     pub fn texts(&self) -> Vec<(String, String)> {
         let settings = self.settings.iter();
         settings
@@ -89,7 +89,7 @@ impl Point {
 }
 
 impl fmt::Display for Point {
-    /// The settings, as a person gives them.
+    /// The settings, as written.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&text(&self.settings))
     }
@@ -103,7 +103,7 @@ fn text(settings: &[(String, Value)]) -> String {
     settings.join(" ")
 }
 
-/// A value without the quotes of a string; a table by its `kind`, where it has one.
+/// A value without a string's quotes; a table by its `kind`, if any.
 fn plain(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
@@ -116,16 +116,16 @@ impl Grid {
     /// The grid over the scenario file at `path`.
     ///
     /// # Errors
-    /// When the file cannot be read or parsed, a key stands twice, or there are too many points.
+    /// The file cannot be read or parsed, a key occurs twice, or there are too many points.
     pub fn load(path: &Path, axes: Vec<Axis>) -> Result<Self, Error> {
         let base = crate::file::table(path)?;
         Self::new(base, path.display().to_string(), axes)
     }
 
-    /// The grid over a scenario of this name, as its file says it without what it extends.
+    /// The grid over a scenario's table, without the files that it extends.
     ///
     /// # Errors
-    /// When a key stands twice, or there are too many points.
+    /// A key occurs twice, or there are too many points.
     pub fn new(base: Table, name: String, axes: Vec<Axis>) -> Result<Self, Error> {
         let grid = Self { base, name, axes };
         for (index, axis) in grid.axes.iter().enumerate() {
@@ -149,7 +149,7 @@ impl Grid {
     /// All points; the last axis varies fastest.
     ///
     /// # Errors
-    /// When the settings of a point make no scenario: which, and why.
+    /// The settings of a point make no valid scenario.
     pub fn points(&self) -> Result<Vec<Point>, Error> {
         let mut combinations: Vec<Vec<(String, Value)>> = vec![Vec::new()];
         for axis in &self.axes {
@@ -168,15 +168,15 @@ impl Grid {
             .collect()
     }
 
-    /// What messages call the scenario: its file.
+    /// The scenario's name in messages: its file.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What the file says, with these keys set.
+    /// The file's table with these keys set.
     ///
     /// # Errors
-    /// When a key leads through something that is no table.
+    /// A key leads through a value that is no table.
     pub fn table(&self, settings: &[(String, Value)]) -> Result<Table, Error> {
         let mut table = self.base.clone();
         for (key, value) in settings {
@@ -188,7 +188,7 @@ impl Grid {
     /// The scenario with these keys set, checked.
     ///
     /// # Errors
-    /// When the settings make no scenario: which, and why.
+    /// The settings make no valid scenario.
     pub fn point(&self, settings: Vec<(String, Value)>) -> Result<Point, Error> {
         let table = self.table(&settings)?;
         let fault =
@@ -208,7 +208,7 @@ impl Grid {
     }
 }
 
-/// Sets a dotted key; tables on the way are made where they are missing.
+/// Sets a dotted key, and creates missing tables on the way.
 fn set(table: &mut Table, key: &str, value: Value) -> Result<(), String> {
     let (parents, last) = key.rsplit_once('.').unwrap_or(("", key));
     let mut at = table;

@@ -1,6 +1,6 @@
-//! Scenarios: which machine, which workload, which systems to compare.
+//! Scenarios: machine, workload, and systems to compare.
 //!
-//! A scenario is a TOML file. The same file runs on every place that knows its systems.
+//! A scenario is a TOML file. It runs in every place that has its systems.
 
 mod catalogue;
 mod check;

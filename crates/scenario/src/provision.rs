@@ -1,4 +1,4 @@
-//! Who gives the VMs their memory, and how much of it, while they run.
+//! Provisioning: how VMs get their memory while they run.
 
 use demeter_policy::provision::{Policy, ProvisionerKind};
 use serde::{Deserialize, Serialize};
@@ -6,24 +6,24 @@ use strum::VariantNames;
 
 use crate::{Gups, Phase};
 
-/// How memory is provisioned. `machine` then says what each VM shall own. Each node of a VM boots with the
-/// sum of both tiers, and is sized from outside before the workload starts.
+/// How memory is provisioned. `machine` then says what each VM shall own. Each node of a VM boots with the sum of both
+/// tiers, and is sized from outside before the workload starts.
 ///
-/// There is one run for each provisioner, policy and way to the VMs.
+/// There is one run for each provisioner, policy and connection to the VMs.
 ///
-/// Where `machine` is a host, `vms` are its guests, and they share `machine`'s fast tier. With `static` each boots
-/// with all its memory. Fast memory goes by the policy under `h-history`, and by shares where guests have a node of each
-/// tier. With `demeter-balloon` a host controller divides it by the policy between guests with agents;
-/// until the timed phase they have it by their shares. There is one run for each system.
+/// If `machine` is a host, `vms` are its guests, and they share `machine`'s fast tier. With `static` each boots with
+/// all its memory. Under `h-history` the policy divides fast memory; if guests have a node of each tier, it is divided
+/// by shares. With `demeter-balloon` a host controller divides it by the policy between guests with agents; before the
+/// timed phase they have it by their shares. There is one run for each system.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Provision {
     /// Mechanisms to compare.
     pub provisioners: Vec<Provisioner>,
-    /// What decides how much each VM gets.
+    /// Policies to compare, which divide the memory.
     #[serde(default = "policies")]
     pub policies: Vec<Policy>,
-    /// Ways to the VMs, to compare.
+    /// Connections to the VMs, to compare.
     #[serde(default = "ways")]
     pub through: Vec<Through>,
     /// Resizing while the workload runs.
@@ -32,13 +32,13 @@ pub struct Provision {
     /// Fast memory that a policy leaves to every VM, MiB.
     #[serde(default = "default_guarantee_mib")]
     pub fast_guarantee_mib: u64,
-    /// Crashes to survive, instead of a timed phase.
+    /// A crash test, instead of a timed phase.
     #[serde(default)]
     pub crashes: Option<Crashes>,
-    /// Resizing without end, to see whether anything grows, instead of a timed phase.
+    /// A soak test, instead of a timed phase: resizes for hours, to find leaks.
     #[serde(default)]
     pub soak: Option<Soak>,
-    /// VMs that run side by side; empty for a single one that runs the scenario's workload.
+    /// VMs that run side by side; empty for one VM that runs the scenario's workload.
     #[serde(default)]
     pub vms: Vec<Vm>,
 }
@@ -55,14 +55,14 @@ fn default_guarantee_mib() -> u64 {
     16
 }
 
-/// How a run's VMs get their memory.
+/// The mechanism that gives VMs their memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, strum::Display)]
 #[serde(try_from = "String", rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
 pub enum Provisioner {
-    /// They are booted with what they are to own.
+    /// They boot with the memory that they own.
     Static,
-    /// They are sized from outside.
+    /// They are resized from outside.
     #[serde(untagged)]
     #[strum(transparent)]
     Sized(ProvisionerKind),
@@ -83,7 +83,7 @@ impl TryFrom<String> for Provisioner {
 }
 
 impl Provisioner {
-    /// What sizes them, if anything.
+    /// The mechanism that resizes them, if any.
     pub fn kind(self) -> Option<ProvisionerKind> {
         match self {
             Self::Static => None,
@@ -91,68 +91,68 @@ impl Provisioner {
         }
     }
 
-    /// Whether it can give and take memory of one tier.
+    /// Whether it can resize one tier alone.
     pub(crate) fn knows_tiers(self) -> bool {
         self.kind()
             .is_some_and(|kind| kind != ProvisionerKind::VirtioBalloon)
     }
 }
 
-/// Who runs the VMs in the lab, and thus how the host controller reaches them.
+/// How the lab's VMs run, and how the host controller connects to them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, strum::Display)]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
 pub enum Through {
-    /// The lab starts the emulators; the controller has a QMP socket and an agent's socket of each.
+    /// The lab starts QEMU; the controller has its QMP socket and the agent's socket.
     Qmp,
-    /// A libvirtd that the lab starts for itself runs them as domains; the controller knows their names.
+    /// A libvirtd of the lab runs them as domains; the controller has their names.
     Libvirt,
 }
 
-/// Fast memory that comes and goes during the timed phase: at `from_s` it grows by `fast_mib`,
-/// `every_s` later it shrinks back, and so on to the end. It ends as it began.
+/// Fast memory that grows and shrinks during the timed phase. At `from_s` it grows by `fast_mib`, `every_s` later it
+/// shrinks back, and so on. It ends with its initial size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ResizeCycle {
-    /// How much, MiB.
+    /// Size of a change, MiB.
     pub fast_mib: u64,
-    /// The first growth, seconds into the timed phase.
+    /// Time of the first growth, seconds into the timed phase.
     pub from_s: u64,
-    /// Seconds from each change to the next.
+    /// Time between two changes, seconds.
     pub every_s: u64,
 }
 
-/// A VM that runs the workload again and again, each time for `duration_s`, while its sizes change. At
-/// random points its agent, its host controller or the VM is killed. Or it is reset, stopped for a while, taken back to a
-/// snapshot, migrated without arriving, or gets or loses a DIMM.
+/// A crash test: a VM runs the workload repeatedly, each time for `duration_s`, while its sizes change. At random times
+/// its agent, its host controller or the VM is killed. Or the VM is reset, stopped for a while, reverted to a snapshot,
+/// put through a failed migration, or gets or loses a DIMM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Crashes {
-    /// How many of these, one after the other.
+    /// Number of these events, one after the other.
     pub cycles: u32,
-    /// Seconds until all has to be as it should be again.
+    /// Time limit for recovery after an event, seconds.
     pub recovery_s: u64,
 }
 
-/// VMs that run the workload again and again, each time for `round_s`, and are resized all the while,
-/// until `duration_s` is over. Memory, descriptors and threads of controller, agents and kernels must not grow.
+/// A soak test: VMs run the workload repeatedly, each time for `round_s`, and are resized until `duration_s` is over.
+/// Memory, descriptors and threads of controller, agents and kernels must not grow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Soak {
     /// Length of a round, seconds.
     pub round_s: u64,
-    /// Seconds from each change of a VM's size to the next.
+    /// Time between two resizes of a VM, seconds.
     pub resize_s: u64,
 }
 
 impl Provision {
-    /// Whether VMs run their workload again and again, beside an agent that looks after all processes.
+    /// Whether VMs run their workload repeatedly, with an agent that manages all processes.
     pub fn runs_rounds(&self) -> bool {
         self.crashes.is_some() || self.soak.is_some()
     }
 }
 
-/// One of several VMs. It runs the scenario's gups with a hot set of its own.
+/// One of several VMs. It runs the scenario's gups with its own hot set.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Vm {
@@ -169,7 +169,7 @@ pub struct Vm {
 }
 
 impl Vm {
-    /// What it runs: the scenario's gups with its own hot set.
+    /// Its workload: the scenario's gups with its own hot set.
     pub(crate) fn workload(&self, gups: &Gups) -> Gups {
         Gups {
             hot_mib: self.hot_mib,
@@ -188,15 +188,17 @@ fn one_share() -> u32 {
 pub struct Variant {
     /// The mechanism.
     pub provisioner: Provisioner,
-    /// What decides.
+    /// The policy.
     pub policy: Policy,
-    /// How its VMs are reached.
+    /// The connection to its VMs.
     pub through: Through,
 }
 
 impl Provision {
-    /// All runs, with their names in results: those of the mechanisms where several are compared,
-    /// else those of the policies; then those of the ways, where these are compared.
+    /// All runs, with their names in results.
+    ///
+    /// The name is that of the mechanism if several are compared, otherwise of the policy; then that of the connection,
+    /// if several are compared.
     pub fn variants(&self) -> Vec<(String, Variant)> {
         let pairs = self.provisioners.iter().flat_map(|&provisioner| {
             let policies = self.policies.iter();

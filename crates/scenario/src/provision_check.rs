@@ -1,4 +1,4 @@
-//! Checks of the section `provision`.
+//! Checks the section `provision`.
 
 use demeter_policy::provision::{Policy, ProvisionerKind};
 
@@ -9,14 +9,14 @@ use crate::{
     Vm, Workload,
 };
 
-/// Most VMs side by side.
+/// Maximum number of VMs side by side.
 const VMS_MAX: usize = 16;
-/// Most guests of a host.
+/// Maximum number of guests of a host.
 const GUESTS_MAX: usize = 3;
-/// Most crashes.
+/// Maximum number of crashes.
 const CYCLES_MAX: u32 = 100_000;
 
-/// A fault of the scenario's section `provision`, and how to repair it.
+/// Checks the section `provision`; the error has the fix.
 pub(crate) fn check_provision(scenario: &Scenario) -> Result<(), String> {
     let Some(provision) = &scenario.provision else {
         return Ok(());
@@ -40,8 +40,8 @@ pub(crate) fn check_provision(scenario: &Scenario) -> Result<(), String> {
     check_vms(provision, scenario)
 }
 
-/// A host's guests share the host's fast tier by one policy. They are booted with all their memory, or have balloons that
-/// their agents serve.
+/// A host's guests share its fast tier by one policy. They boot with all their memory, or have balloons that their
+/// agents serve.
 fn check_guests(provision: &Provision, systems: &[System]) -> Result<(), String> {
     let balloon = Provisioner::Sized(ProvisionerKind::DemeterBalloon);
     let has_balloons = provision.provisioners == [balloon];

@@ -1,15 +1,14 @@
 //! Random scenarios: a new one for each seed and index, of any size, shape and heat.
 //!
 //! # Problem
-//! A policy that was tuned to the scenarios in view may be good at just these. It needs cases that
-//! nobody has seen.
+//! A policy that was tuned to known scenarios may work well only there. It must be tested on unknown ones.
 //!
 //! # Approach
-//! A case is drawn from one seed: first a machine and a size, then a kind of program, then its
-//! parameters. Sizes and shares that span powers are drawn by their logarithm.
+//! A case is drawn from one seed: first the machine and its size, then a kind of program, then its parameters. Sizes
+//! and shares over a wide range are drawn by their logarithm.
 //!
 //! # Properties
-//! - A case is a pure function of seed and index.
+//! - A case depends on seed and index only.
 //! - Every case passes [`Scenario::check`], and its file loads as the same scenario.
 
 use std::ops::RangeInclusive;
@@ -26,9 +25,9 @@ const DURATION_S: u64 = 60;
 const SIZE_MIB: RangeInclusive<f64> = 256.0..=65536.0;
 /// Most threads, as a power of two.
 const THREADS_BITS_MAX: u64 = 4;
-/// Accesses of a thread in a second of a simulated run, about.
+/// Approximate number of accesses of a thread per simulated second.
 const ACCESSES_PER_S: u64 = 10_000_000;
-/// Simulated accesses of a run: seconds of work.
+/// Simulated accesses of a run, for a run time of seconds.
 const ACCESSES_WANTED: u64 = 1 << 24;
 /// The largest scale of the simulator: a page of 2 MiB.
 const SCALE_BITS_MAX: u32 = 9;
@@ -64,36 +63,36 @@ impl Scenario {
     }
 }
 
-/// The smallest scale at which a run takes seconds.
+/// The smallest scale at which a run takes only seconds.
 fn scale_bits(threads: u32) -> u32 {
     let accesses = DURATION_S * ACCESSES_PER_S * u64::from(threads);
     let fits = |bits: &u32| accesses >> bits <= ACCESSES_WANTED;
     (0..SCALE_BITS_MAX).find(fits).unwrap_or(SCALE_BITS_MAX)
 }
 
-/// Draws what a case is made of.
+/// Draws a case's parameters.
 struct Draw(Rng);
 
 impl Draw {
     /// A number from 0 to 1.
     fn share(&mut self) -> f64 {
-        // As many bits as a float's fraction has.
+        // The number of bits in a double's fraction.
         (self.0.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// A number of the range, evenly.
+    /// A uniform number in the range.
     fn even(&mut self, range: RangeInclusive<f64>) -> f64 {
         let (low, high) = range.into_inner();
         low + (high - low) * self.share()
     }
 
-    /// A number of the range, its logarithm evenly.
+    /// A log-uniform number in the range.
     fn log(&mut self, range: RangeInclusive<f64>) -> f64 {
         let (low, high) = range.into_inner();
         (low * (high / low).powf(self.share())).clamp(low, high)
     }
 
-    /// A whole number of the range, evenly.
+    /// A uniform integer in the range.
     fn whole(&mut self, range: RangeInclusive<u64>) -> u64 {
         let (low, high) = range.into_inner();
         low + self.0.below(high - low + 1)
@@ -108,7 +107,7 @@ impl Draw {
         1 << self.whole(0..=THREADS_BITS_MAX)
     }
 
-    /// A machine whose slow tier alone holds the program.
+    /// A machine whose slow tier alone can hold the program.
     fn machine(&mut self, size_mib: u64, threads: u32) -> Machine {
         let fast_mib = size_mib as f64 * self.log(0.125..=0.5);
         let fast_gbps = self.whole(60..=200);
@@ -130,7 +129,7 @@ impl Draw {
         }
     }
 
-    /// A program: its kind, what it is, its parameters.
+    /// A program: kind, description, parameters.
     fn program(&mut self, size_mib: u64, threads: u32) -> (&'static str, &'static str, Workload) {
         let compute_ns = self.compute_ns();
         let parts = |parts| {
@@ -185,7 +184,7 @@ impl Draw {
         }
     }
 
-    /// Computation between two accesses: none, or up to fifty times what an access takes.
+    /// Computation between two accesses: none, or up to fifty times the time of an access.
     fn compute_ns(&mut self) -> u64 {
         match self.is_heads() {
             true => 0,
@@ -195,7 +194,7 @@ impl Draw {
 
     fn hot_end(&mut self, size_mib: u64, threads: u32, compute_ns: u64) -> Workload {
         let scattered = self.is_heads();
-        // Scattered hot sets are of whole blocks.
+        // Scattered hot sets consist of whole blocks.
         let whole = |mib: u64| if scattered { (mib & !1).max(2) } else { mib };
         Workload::Gups(Gups {
             size_mib: whole(size_mib),
@@ -211,7 +210,7 @@ impl Draw {
         })
     }
 
-    /// A hot set between two stretches of cold memory.
+    /// A hot set between two areas of cold memory.
     fn hot_somewhere(&mut self, size_mib: u64) -> Vec<Part> {
         let hot_mib = self.hot_mib(size_mib);
         let hot_weight = self.even(0.5..=0.99);
@@ -231,7 +230,7 @@ impl Draw {
         ]
     }
 
-    /// A part with a hot set of its own.
+    /// A part with its own hot set.
     fn hot_part(&mut self, size_mib: u64) -> Part {
         Part {
             hot_mib: self.hot_mib(size_mib),
@@ -248,7 +247,7 @@ impl Draw {
         }
     }
 
-    /// Two to five parts, each used in its own way.
+    /// Two to five parts with different access patterns.
     fn several(&mut self, size_mib: u64) -> Vec<Part> {
         let count = self.whole(2..=5);
         let mut left_mib = size_mib;
@@ -257,7 +256,7 @@ impl Draw {
                 let others = count - n - 1;
                 let own_mib = match others {
                     0 => left_mib,
-                    // The rest is at least a half, and so never runs out.
+                    // The rest is at least a half, so that some memory always remains.
                     _ => (left_mib as f64 * self.even(0.1..=0.5)) as u64,
                 };
                 left_mib -= own_mib;
@@ -274,13 +273,13 @@ impl Draw {
             .collect()
     }
 
-    /// From a sixty-fourth of a program to a half: what fits fast memory, and what does not.
+    /// From a sixty-fourth to a half of a program: some hot sets fit fast memory, some do not.
     fn hot_mib(&mut self, size_mib: u64) -> u64 {
         ((size_mib as f64 * self.log(1.0 / 64.0..=0.5)) as u64).max(1)
     }
 }
 
-/// A part that is used evenly.
+/// A part with uniform accesses.
 fn evenly(size_mib: u64) -> Part {
     Part {
         size_mib,
@@ -303,7 +302,7 @@ mod tests {
 
     use super::*;
 
-    /// A scenario but for its name.
+    /// A scenario without its name.
     fn content(seed: u64, index: u64) -> Scenario {
         Scenario {
             name: "x".into(),
@@ -341,7 +340,7 @@ mod tests {
         let kinds: BTreeSet<_> = cases().map(|case| kind(&case)).collect();
         assert_eq!(kinds.len(), 7, "{kinds:?}");
         let small = cases().filter(|case| case.workload.size_mib() < 4096);
-        // Half of them, by their logarithms.
+        // Half of them are, on a logarithmic scale.
         assert!((35..=65).contains(&small.count()));
     }
 }

@@ -1,11 +1,11 @@
-//! The frame of a result.
+//! Creates results of a scenario.
 
 use demeter_outcome::RunResult;
 
 use crate::Scenario;
 
 impl Scenario {
-    /// What a result says of the scenario, run on `lab`, `sim` or `here`: all but what was measured.
+    /// A result of the scenario on `lab`, `sim` or `here`, without measurements.
     pub fn empty_result(&self, on: &str) -> RunResult {
         RunResult {
             scenario: self.name.clone(),

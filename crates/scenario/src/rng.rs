@@ -1,5 +1,6 @@
-//! Random numbers of workloads: a scenario's seed means the same numbers wherever it runs. They cost
-//! a nanosecond, a few instructions under emulation.
+//! Random numbers of workloads. A seed gives the same numbers everywhere.
+//!
+//! A number costs a nanosecond, or a few instructions under emulation.
 
 /// A xorshift generator with 64 bits of state (Marsaglia's triple 13, 7, 17).
 #[derive(Debug, Clone)]
@@ -8,9 +9,9 @@ pub struct Rng {
 }
 
 impl Rng {
-    /// A generator for `stream` of `seed`; different streams are unrelated.
+    /// A generator for `stream` of `seed`; streams are independent.
     pub fn new(seed: u64, stream: u64) -> Self {
-        // Zero is the one state that xorshift never leaves.
+        // Zero is the only state that xorshift never leaves.
         Self {
             state: mix(seed ^ mix(stream)).max(1),
         }
@@ -64,7 +65,7 @@ pub fn mix(x: u64) -> u64 {
 /// The bound below which a random 64-bit number falls with probability `share` (0 to 1).
 #[inline]
 pub fn bound(share: f64) -> u64 {
-    // 2^64; the cast saturates, so that 1 is every number but one.
+    // 2^64; the cast saturates, so that 1 includes every number but one.
     (share * 18_446_744_073_709_551_616.0) as u64
 }
 

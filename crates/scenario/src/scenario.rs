@@ -1,4 +1,4 @@
-//! The scenario file's shape.
+//! The structure of scenario files.
 
 use std::path::PathBuf;
 
@@ -25,23 +25,22 @@ pub struct Scenario {
     pub systems: Vec<System>,
     /// The machine.
     pub machine: Machine,
-    /// What runs on it.
+    /// The workload.
     pub workload: Workload,
-    /// Who gives VMs their memory; without it they are booted with what `machine` says.
+    /// How VMs get memory while they run; by default they boot with the memory of `machine`.
     #[serde(default)]
     pub provision: Option<Provision>,
-    /// How the agent is tuned: the keys of `[tuning]` in its own configuration.
+    /// The agent's tuning: the keys of `[tuning]` in its configuration.
     #[serde(default)]
     pub agent: Tuning,
-    /// How rivals are set up. In the lab a system runs under each of its settings, and the best is
-    /// shown.
+    /// Settings of rivals. In the lab a system runs under each of its settings, and the best is shown.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub settings: Vec<Settings>,
-    /// Keys that take several values in turn, dotted as in `demeter sweep`: every combination of
-    /// a table's values is a case of its own. Only the simulator runs cases.
+    /// Keys with several values, dotted as in `demeter sweep`. Every combination of a table's values is a case. Only
+    /// the simulator runs cases.
     #[serde(default)]
     pub vary: Vec<toml::Table>,
-    /// Figures that others have published about it.
+    /// Published figures of the scenario.
     #[serde(default)]
     pub published: Vec<Published>,
     /// How the lab emulates the machine.
@@ -63,7 +62,7 @@ pub struct Machine {
     /// Whether the workload runs in this machine or in a guest of it.
     #[serde(default, skip_serializing_if = "MachinePlace::is_guest")]
     pub place: MachinePlace,
-    /// Virtual CPUs; those of a host's guest, too.
+    /// Virtual CPUs; a host's guest has as many.
     pub vcpus: u32,
     /// Transparent huge pages in the guest.
     #[serde(default)]
@@ -74,20 +73,20 @@ pub struct Machine {
     pub slow: Tier,
 }
 
-/// What the machine is to the workload. Only the lab has hosts.
+/// The machine's role: the workload's VM, or its host. Only the lab has hosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "lowercase")]
 pub enum MachinePlace {
     /// The VM that the workload runs in.
     #[default]
     Guest,
-    /// A host with KVM, whose guest runs the workload; several guests, those of `provision.vms`. The tiers are the
-    /// host's.
+    /// A host with KVM that runs the workload in its guest, or in several guests: those of `provision.vms`. The tiers
+    /// are the host's.
     Host,
 }
 
 impl MachinePlace {
-    /// Where systems that manage such a machine run, in the lab.
+    /// Where the lab runs systems that manage such a machine.
     pub fn in_lab(self) -> Place {
         match self {
             Self::Guest => Place::Lab,
@@ -95,7 +94,7 @@ impl MachinePlace {
         }
     }
 
-    /// Whether the workload runs in the machine itself.
+    /// Whether the workload runs directly in the machine.
     pub fn is_guest(&self) -> bool {
         *self == Self::Guest
     }
@@ -110,7 +109,7 @@ pub enum Thp {
     /// Wherever possible: Debian's default.
     #[default]
     Always,
-    /// For programs that ask for them.
+    /// For programs that request them.
     Madvise,
     /// Only 4 KiB pages.
     Never,
@@ -120,8 +119,7 @@ pub enum Thp {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tier {
-    /// Memory free to programs once the guest has booted, MiB; what the kernel itself needs
-    /// comes on top.
+    /// Memory available to programs after boot, MiB, in addition to the kernel's own memory.
     pub usable_mib: u64,
     /// Latency of a load, nanoseconds.
     pub latency_ns: u64,
@@ -133,10 +131,10 @@ pub struct Tier {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Lab {
-    /// How many times slower than hardware the emulated CPU is taken to be: memory delays are
-    /// stretched by this factor, so that the ratio of memory to compute stays real.
+    /// How much slower than hardware the emulated CPU is assumed to be. Memory delays are multiplied by this factor, so
+    /// that the ratio of memory to computation is realistic.
     pub dilation: u64,
-    /// Seconds that a VM may take for all but the timed phase before it is given up.
+    /// Time limit of a VM, without the timed phase, seconds.
     pub timeout_s: u64,
 }
 
@@ -153,43 +151,42 @@ impl Default for Lab {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Sim {
-    /// The processor whose sizes and costs are taken.
+    /// The modelled processor, with its sizes and costs.
     pub cpu: Cpu,
     /// VMs that run the workload side by side, each with the scenario's machine.
     pub vms: u32,
-    /// Cores that all virtual CPUs share in turn; each has one of its own when left out.
+    /// Cores that all virtual CPUs share; by default each has its own.
     pub cores: Option<u32>,
-    /// Operations after which a VM has finished; the run ends when all have, and tells how long
-    /// that took. `duration_s` still bounds it.
+    /// Operations after which a VM is finished. The run ends when all VMs are, and reports the elapsed time.
+    /// `duration_s` is still the limit.
     pub operations: Option<u64>,
-    /// One simulated page and one simulated access stand for two to this many real ones; chosen
-    /// so that a run takes seconds when left out.
+    /// One simulated page or access represents two to this many real ones; by default chosen so that a run takes
+    /// seconds.
     pub scale_bits: Option<u32>,
-    /// Bandwidth of stores to the slow tier where it is not that of loads, GB/s.
+    /// Bandwidth of stores to the slow tier, GB/s; by default that of loads.
     pub slow_write_gbps: Option<u64>,
-    /// What the slow tier transfers inside for an access at random: 64 bytes, or 256 for Optane.
+    /// Internal transfer size of the slow tier for a random access: 64 bytes, or 256 for Optane.
     pub slow_granule_bytes: u64,
-    /// What other programs on the host would load from the fast tier if it were idle, GB/s. They wait for
-    /// each load, so that they get less of a loaded tier.
+    /// Load of other programs on the fast tier, GB/s, if it were idle. They wait for each load, so that they get less
+    /// of a busy tier.
     pub fast_others_gbps: u64,
     /// Whether the hypervisor backs a guest's nodes with huge pages.
     pub host_thp: Thp,
-    /// Whether the time counts in which a program fills its memory, and whoever manages memory is
-    /// at work by then: so it is where a program is timed as a whole.
+    /// Whether filling the program's memory counts as part of the timed phase, with the system already active. For
+    /// programs that are timed as a whole.
     pub timed_fill: bool,
     /// Address space without access (`PROT_NONE`) that a program reserves before each of its mappings, MiB. JVMs and
-    /// sanitizers do so: `reserve_mib = 65536`. Nothing in it can be moved.
+    /// sanitizers do so: `reserve_mib = 65536`. It contains no movable memory.
     #[serde(skip_serializing_if = "is_zero")]
     pub reserve_mib: u64,
-    /// Whether `memtis` runs without the limit on fast memory that its authors set for a program: it then
-    /// demotes nothing, and promotes only what free memory takes.
+    /// Whether `memtis` runs without its authors' limit on a program's fast memory. It then demotes nothing, and
+    /// promotes only into free memory.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub memtis_unlimited: bool,
-    /// How addresses are translated, where all memory is reserved in one piece: direct segments, and
-    /// pages of 1 GiB.
+    /// Address translation if all memory is reserved in one piece: direct segments, and pages of 1 GiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub translation: Option<Translation>,
-    /// A VM whose writes are logged: a model of its own instead of the machine.
+    /// A VM under dirty logging; replaces the model of the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dirty_logging: Option<DirtyLogging>,
 }
@@ -219,7 +216,7 @@ impl Default for Sim {
     }
 }
 
-/// A processor that the simulator knows.
+/// A processor model of the simulator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "kebab-case")]
 pub enum Cpu {
@@ -231,21 +228,21 @@ pub enum Cpu {
     Zen3,
     /// Intel Sandy Bridge-EN.
     SandyBridge,
-    /// The lab's emulator, to compare the simulator with the lab.
+    /// The lab's emulator, for comparing the simulator with the lab.
     Lab,
-    /// The same as a host, whose guest it emulates, too (`machine.place = "host"`).
+    /// The lab's emulator as a host, whose guest it emulates, too (`machine.place = "host"`).
     LabHost,
 }
 
-/// Why a scenario cannot be used.
+/// An error in a scenario.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The file cannot be read.
-    #[error("cannot read scenario {path}: {source}; give the path of one, as scenarios/gups.toml")]
+    #[error("cannot read scenario {path}: {source}; give a path such as scenarios/gups.toml")]
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// Not TOML, an unknown key or a wrong type.
@@ -253,22 +250,23 @@ pub enum Error {
     Parse {
         /// The file.
         path: PathBuf,
-        /// Where and what.
+        /// The position and the error.
         source: Box<toml::de::Error>,
     },
-    /// A value that makes no sense.
+    /// A value is invalid.
     #[error("scenario {name}: {what}")]
     Invalid {
         /// The scenario.
         name: String,
-        /// Which key, and what to do about it.
+        /// The key and the fix.
         what: String,
     },
 }
 
 impl Scenario {
-    /// Leaves out the systems that do not run at `place`, of a scenario that is made for others, too;
-    /// returns them. Where none runs there all stay, so that whoever runs it names the first.
+    /// Removes and returns the systems that do not run at `place`.
+    ///
+    /// If none runs there, all stay, so that the caller's error names the first.
     pub fn leave_out_what_cannot_run_on(&mut self, place: Place) -> Vec<System> {
         let runs = |system: &System| system.runs_on(place);
         if !self.systems.iter().any(runs) {
@@ -279,7 +277,7 @@ impl Scenario {
         others
     }
 
-    /// The scenario without what grows with its size, or names it: two that differ in size only are equal.
+    /// The scenario without its size and name: scenarios that differ only in size are equal.
     pub fn without_size(&self) -> Self {
         let mut scenario = self.clone();
         scenario.name.clear();
@@ -297,8 +295,9 @@ impl Scenario {
         scenario
     }
 
-    /// What each VM of a run executes, with its name: one VM for most scenarios, those of
-    /// `provision.vms` where there are any. VMs side by side have different seeds.
+    /// The VMs of a run, each with its name and scenario.
+    ///
+    /// Most scenarios have one VM, others those of `provision.vms`. Each VM has its own seed.
     pub fn vms(&self) -> Vec<(String, Self)> {
         let vms = self.provision.as_ref().map_or(&[][..], |p| &p.vms);
         let own = vms.iter().zip(0u64..).map(|(vm, number)| {

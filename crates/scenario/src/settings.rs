@@ -1,62 +1,60 @@
-//! How a rival is set up: its documentation's knobs, under a name.
+//! Settings of a rival: documented parameters, under a name.
 
 use serde::{Deserialize, Serialize};
 
 use crate::fault::{refuse_if, within};
 use crate::{Scenario, System, Thp};
 
-/// Most settings of a scenario.
+/// Maximum number of settings in a scenario.
 const SETTINGS_MAX: usize = 64;
 /// Longest name of settings, characters.
 const NAME_CHARS_MAX: usize = 80;
 /// Longest interval, milliseconds.
 const INTERVAL_MAX_MS: u32 = 600_000;
-/// Most MiB that a rival may scan at once or move a second.
+/// Highest amount that a rival may scan at once or move per second, MiB.
 const RATE_MAX_MIB: u32 = 1 << 20;
 
-/// Settings of one system. A system with several runs under each, and the table shows the best; a
-/// system without any runs once, as its documentation sets it up. Other knobs stay as the kernel
-/// boots with them.
+/// Settings of one system. A system with several settings runs under each, and the table shows the best. A system
+/// without any runs once, as its documentation recommends. Other parameters keep the kernel's defaults.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Settings {
-    /// What tables call them, such as `small pages`.
+    /// Name in tables, such as `small pages`.
     pub name: String,
-    /// The system that they are for.
+    /// The system.
     pub system: System,
     /// Transparent huge pages, instead of the machine's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub thp: Option<Thp>,
-    /// `linux`, `damon`: free memory at which kswapd wakes and ends, ten-thousandths of a node:
-    /// `vm.watermark_scale_factor`.
+    /// `linux`, `damon`: `vm.watermark_scale_factor`, the free memory at which kswapd wakes and sleeps, ten-thousandths
+    /// of a node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub watermark_scale_factor: Option<u32>,
-    /// `linux`: whether reclaim ages memory by generations (the multi-gen LRU,
-    /// `/sys/kernel/mm/lru_gen/enabled`) or by two lists; as the kernel boots, if it is not given.
+    /// `linux`: whether reclaim uses the multi-gen LRU (`/sys/kernel/mm/lru_gen/enabled`) or two lists; by default as
+    /// the kernel boots.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multi_gen_lru: Option<bool>,
-    /// `linux`: memory that is marked for hint faults at once, MiB:
-    /// `sched/numa_balancing/scan_size_mb` in debugfs.
+    /// `linux`: memory that is unmapped for hint faults at once, MiB: `sched/numa_balancing/scan_size_mb` in debugfs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scan_size_mib: Option<u32>,
-    /// `linux`: the shortest time between two such marks, milliseconds: `scan_period_min_ms` there.
+    /// `linux`: shortest time between two such scans, milliseconds: `scan_period_min_ms` there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scan_period_min_ms: Option<u32>,
-    /// `linux`: the longest, milliseconds: `scan_period_max_ms` there.
+    /// `linux`: longest time between two such scans, milliseconds: `scan_period_max_ms` there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scan_period_max_ms: Option<u32>,
-    /// `linux`: most memory promoted a second, MiB: `kernel.numa_balancing_promote_rate_limit_MBps`.
-    /// `damon`: most memory moved a second by either scheme.
+    /// `linux`: maximum promotion rate, MiB per second: `kernel.numa_balancing_promote_rate_limit_MBps`. `damon`:
+    /// maximum rate of either scheme.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate_mib_per_s: Option<u32>,
-    /// `damon`: time between two looks at a region's accessed bit, milliseconds. A verdict takes
-    /// twenty looks, as by default. Without it, intervals tune themselves where the kernel can.
+    /// `damon`: sampling interval, milliseconds. An aggregation takes twenty samples, the default. If not given, the
+    /// intervals are tuned automatically where the kernel can.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sample_ms: Option<u32>,
 }
 
 impl Settings {
-    /// Settings that change nothing.
+    /// Settings without any change.
     pub fn new(system: System, name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -134,8 +132,7 @@ impl Settings {
 }
 
 impl Scenario {
-    /// The settings under which the systems run, in their order: at least one of each system, without
-    /// a name where the scenario has none of it.
+    /// The settings of all systems, in order: at least one for each system, without a name if the scenario has none.
     pub fn settings_to_run(&self) -> impl Iterator<Item = Settings> {
         self.systems.iter().flat_map(|&system| {
             let own = self.settings.iter().filter(|s| s.system == system);
@@ -148,7 +145,7 @@ impl Scenario {
         })
     }
 
-    /// The scenario as a system's settings change it: what is left of them is for the system alone.
+    /// The scenario with a system's settings applied; it keeps the ones that the system itself applies.
     pub fn under(&self, settings: &Settings) -> Self {
         let mut scenario = self.clone();
         scenario.machine.thp = settings.thp.unwrap_or(self.machine.thp);
@@ -192,7 +189,7 @@ mod tests {
             thp: Some(Thp::Never),
             ..Settings::new(System::Linux, "small")
         };
-        // DAMON does not run, and so its settings do not.
+        // DAMON does not run, so its settings are not used.
         scenario.settings = vec![
             small.clone(),
             Settings::new(System::Damon, "often"),

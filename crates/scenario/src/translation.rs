@@ -1,19 +1,18 @@
-//! How addresses are translated where memory is reserved in one piece: paging with any sizes of pages, and
-//! direct segments.
+//! Address translation of memory reserved in one piece: paging with any page sizes, and direct segments.
 //!
-//! Source: Basu et al., Efficient Virtual Memory for Big Memory Servers (ISCA'13); Gandhi et al., Efficient
-//! Memory Virtualization (MICRO-47).
+//! Sources: Basu et al., Efficient Virtual Memory for Big Memory Servers (ISCA'13); Gandhi et al., Efficient Memory
+//! Virtualization (MICRO-47).
 
 use serde::{Deserialize, Serialize};
 
 use crate::fault::refuse_if;
 use crate::{Scenario, System};
 
-/// Most bad pages that an escape filter is made for.
+/// Maximum number of bad pages in an escape filter.
 const BAD_PAGES_MAX: u32 = 16;
 
-/// How addresses are translated. All memory is reserved and mapped before the program starts, in one piece
-/// in both dimensions, as segments and pages of 1 GiB need it.
+/// How addresses are translated. All memory is reserved and mapped before the program starts, in one piece in both
+/// dimensions, as segments and pages of 1 GiB require.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Translation {
@@ -25,32 +24,32 @@ pub struct Translation {
     /// Pages of the hypervisor, instead of `sim.host_thp`.
     #[serde(default)]
     pub host_pages: Pages,
-    /// Pages of physical memory that a segment must not map, because they are broken: its escape filter
-    /// sends them to paging. At most 16.
+    /// Broken pages of physical memory, which a segment must not map: its escape filter sends them to paging. At most
+    /// 16.
     #[serde(default)]
     pub bad_pages: u32,
-    /// Guest-physical memory comes in pieces of so many MiB, between which something else lies; in one
-    /// piece when left out. A guest's segment leads to one piece only.
+    /// Size of contiguous pieces of guest-physical memory, MiB; by default it is one piece. A guest's segment maps one
+    /// piece only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pieces_mib: Option<u64>,
 }
 
-/// Dimensions of translation, and which of them a segment takes over.
+/// Dimensions of translation, and those replaced by a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, strum::Display)]
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
 pub enum TranslationMode {
     /// No hypervisor.
     Native,
-    /// No hypervisor; a segment from virtual to physical memory.
+    /// No hypervisor; a segment maps virtual to physical memory.
     DirectSegment,
     /// Paging in the guest and in the hypervisor.
     Virtualized,
-    /// A segment from guest-physical to host memory.
+    /// A segment maps guest-physical to host memory.
     VmmDirect,
-    /// A segment from guest-virtual to guest-physical memory.
+    /// A segment maps guest-virtual to guest-physical memory.
     GuestDirect,
-    /// Both segments, taken in one step.
+    /// Both segments, applied in one step.
     DualDirect,
 }
 
@@ -73,8 +72,7 @@ impl TranslationMode {
         matches!(self, Self::VmmDirect | Self::DualDirect)
     }
 
-    /// Whether the segment that leads to physical memory has an escape filter: what is broken is known
-    /// there only.
+    /// Whether the segment to physical memory has an escape filter; broken pages are known there only.
     fn has_filter(self) -> bool {
         self.host_segment() || self == Self::DirectSegment
     }

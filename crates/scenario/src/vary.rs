@@ -1,4 +1,4 @@
-//! A scenario of several cases: some of its keys take several values in turn.
+//! Scenarios with several cases: keys with several values.
 
 use demeter_outcome::Figure;
 use serde::{Deserialize, Serialize};
@@ -9,51 +9,51 @@ use crate::fault::refuse_if;
 use crate::grid::{Axis, Grid, Point};
 use crate::{Error, Scenario, System};
 
-/// Most cases of a scenario; more is what `demeter sweep` is for.
+/// Maximum number of cases; `demeter sweep` handles more.
 const CASES_MAX: usize = 256;
 
 /// One case of a scenario.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Case {
-    /// Which table of `vary` it belongs to, from 0.
+    /// Index of its table in `vary`, from 0.
     pub group: usize,
     /// The scenario with the case's settings.
     pub point: Point,
 }
 
-/// A figure that somebody has published about the scenario, to be shown beside ours.
+/// A published figure about the scenario, shown beside the measured one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Published {
-    /// Which figure of a result, such as `elapsed_s`, `counters.flush_total` or `cpu_s.track`.
+    /// The figure of a result, such as `elapsed_s`, `counters.flush_total` or `cpu_s.track`.
     pub figure: Figure,
-    /// Whose.
+    /// The system that it is about.
     pub system: System,
-    /// Where given, the value is the system's figure divided by this one's.
+    /// If given, the value is the system's figure divided by this one's.
     #[serde(default)]
     pub over: Option<System>,
-    /// Settings of the case that it is about, key and value as the result spells them; the
-    /// scenario's only case where empty.
+    /// Settings of its case, key and value as spelled in the result; the only case if empty.
     #[serde(default)]
     pub case: BTreeMap<String, String>,
-    /// Settings of the case of the system that it is divided by; the same case where empty.
+    /// Settings of the divisor's case; the same case if empty.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub over_case: BTreeMap<String, String>,
-    /// What was published.
+    /// The published value.
     pub value: f64,
-    /// How far ours may be from it, as a share of it, and still agree. A ratio has to be
-    /// on the same side of 1, too, unless it was published within 5 % of 1.
+    /// Allowed difference of the measured value, as a share of it. A ratio must also be on the same side of 1, unless
+    /// it was published within 5 % of 1.
     pub within: f64,
-    /// Where it was published.
+    /// The publication.
     pub source: String,
 }
 
 impl Scenario {
-    /// The scenarios that this one stands for: every combination of the values in each table of
-    /// `vary`, table after table. Without any, the scenario itself, with no settings.
+    /// The cases of this scenario: every combination of the values in each table of `vary`, in order.
+    ///
+    /// Without `vary` it is the scenario itself, without settings.
     ///
     /// # Errors
-    /// When the settings of a case make no scenario: which, and why.
+    /// The settings of a case make no valid scenario.
     pub fn cases(&self) -> Result<Vec<Case>, Error> {
         if self.vary.is_empty() {
             return Ok(vec![Case {
@@ -94,7 +94,7 @@ impl Scenario {
         Ok(cases)
     }
 
-    /// Checks its cases and what was published about them.
+    /// Checks the cases and the published figures.
     pub(crate) fn check_vary(&self) -> Result<(), String> {
         if self.vary.is_empty() && self.published.is_empty() {
             return Ok(());
@@ -131,12 +131,12 @@ impl Scenario {
 }
 
 impl Published {
-    /// Whether it is about the case with these settings, in the spelling of [`Point::texts`].
+    /// Whether it is about the case with these settings, as spelled in [`Point::texts`].
     pub fn is_about(&self, settings: &[(String, String)]) -> bool {
         fits(&self.case, settings)
     }
 
-    /// Whether the case with these settings is the one of the system that it is divided by.
+    /// Whether the case with these settings is the divisor's.
     pub fn is_over(&self, settings: &[(String, String)]) -> bool {
         if self.over_case.is_empty() {
             return self.is_about(settings);

@@ -1,10 +1,10 @@
-//! Scenarios that are refused: each refusal names the key and how to repair it.
+//! Tests of rejected scenarios: each error names the key and the fix.
 
 use std::path::Path;
 
 use demeter_scenario::Scenario;
 
-/// Lines over `ci.toml`, joined by `&`, and what is said about them.
+/// Lines appended to `ci.toml`, joined by `&`, with the error.
 const GUPS: &str = r#"
 nmae = "x" -> unknown field `nmae`, expected one of `name`
 name = "../etc/passwd" -> name: 1 to 64 letters, digits, - or _
@@ -81,7 +81,7 @@ workload = { kind = "trace", file = "" } -> workload.file: name a trace
 [[vary]] & "name.x" = [2] -> name.x: name is a value, not a table
 "#;
 
-/// The same over `rebalance.toml`.
+/// Lines appended to `rebalance.toml`, with the error.
 const REBALANCE: &str = r#"
 provision.swing = 1 -> unknown field `swing`, expected one of `provisioners`
 provision.provisioners = [] -> provision.provisioners: name at least one, such as "demeter

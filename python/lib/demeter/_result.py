@@ -1,4 +1,4 @@
-"""Results: what a run measured, as text, columns and data frames."""
+"""Results of runs, as text, columns and data frames."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     import polars
     import pyarrow
 
-# Above this, Arrow's integers end.
+# Arrow's largest integer.
 _INTEGER_MAX = 2**63 - 1
 
 
 class Table:
-    """Columns of the same length: a name, and a value or `None` for each row."""
+    """A table: named columns with a value or `None` for each row."""
 
     def __init__(self, columns: Iterable[tuple[str, list[Any]]]) -> None:
         self.columns: dict[str, list[Any]] = {
@@ -42,7 +42,7 @@ class Table:
 
     @property
     def settings(self) -> list[str]:
-        """The columns that tell rows of the same system apart: those before `system`."""
+        """The columns before `system`, which distinguish rows of the same system."""
         names = list(self.columns)
         return names[: names.index("system")] if "system" in names else []
 
@@ -65,12 +65,12 @@ class Table:
 
 
 class Result:
-    """What a run measured: the result file that `demeter run --json` writes."""
+    """A run's result: the result file that `demeter run --json` writes."""
 
     def __init__(self, text: str) -> None:
         self._table = _core.table(text)
         self.text = text
-        #: All of it, as dictionaries and lists.
+        #: The whole result, as dictionaries and lists.
         self.data: dict[str, Any] = json.loads(text)
 
     @classmethod
@@ -114,7 +114,7 @@ class Result:
 
 
 def _numbers(values: list[Any]) -> list[Any]:
-    """Texts that all are numbers, as numbers; whole numbers that Arrow cannot hold, as floats."""
+    """Converts texts to numbers if all are; integers beyond Arrow's range become floats."""
     if values and all(isinstance(value, str) for value in values):
         for kind in (int, float):
             try:

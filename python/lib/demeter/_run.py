@@ -1,4 +1,4 @@
-"""Runs: on the simulator in this process, in the lab and on this machine by the command."""
+"""Runs scenarios: on the simulator in this process, elsewhere by the command."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from typing import Any
 from demeter import _core
 from demeter._result import Result
 
-#: How long the command may take to end its VMs when it is interrupted, seconds.
+#: Time limit for an interrupted command to end its VMs, seconds.
 _END_S = 60
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How a run comes on."""
+    """The progress of a run."""
 
-    #: For people.
+    #: A description for people.
     text: str
-    #: Share of this run that is done, 0 to 1; None where nobody knows.
+    #: Share of this run that is done, 0 to 1; None if unknown.
     share: float | None = None
-    #: Runs that are done, when one has ended.
+    #: Number of finished runs, when one has ended.
     done: int | None = None
-    #: All runs.
+    #: Number of all runs.
     of: int | None = None
-    #: How long those that are not done will take, about, seconds.
+    #: Estimated time for the remaining runs, seconds.
     left_s: float | None = None
 
 
@@ -49,11 +49,11 @@ def run(
     progress: Callable[[Progress], object] | None = None,
     binary: str | PathLike[str] | None = None,
 ) -> Result:
-    """Runs a scenario under its systems, or those that are given.
+    """Runs a scenario under its systems, or under the given ones.
 
-    `on` is `sim` (in this process; `jobs` runs at a time, by default as many as there are cores),
-    `lab` (real VMs) or `here` (this machine's own tiers, as root). The last two need the command
-    `demeter`: `binary`, else what the environment's DEMETER names, else the first in the path.
+    `on` is `sim` (in this process; `jobs` runs at a time, by default one per core), `lab` (real
+    VMs) or `here` (this machine's own tiers, as root). The last two need the command `demeter`:
+    `binary`, else the environment's DEMETER, else the first in the path.
     """
     scenario = loaded(scenario)
     if on not in ("sim", "lab", "here"):
@@ -84,7 +84,7 @@ def run(
 
 
 def loaded(scenario: _core.Scenario | str | PathLike[str]) -> _core.Scenario:
-    """The scenario, from its file if it is the name of one."""
+    """The scenario, loaded if it is a file name."""
     if isinstance(scenario, _core.Scenario):
         return scenario
     return _core.Scenario.load(scenario)
@@ -124,7 +124,7 @@ def _by_command(
 def _listen(
     child: subprocess.Popen[str], progress: Callable[[Progress], object] | None
 ) -> str:
-    """Passes on what a command says, until it ends; its last line."""
+    """Passes on a command's output until it ends. Returns its last line."""
     last = ""
     try:
         assert child.stderr is not None
@@ -134,7 +134,7 @@ def _listen(
                 progress(Progress(last))
         child.wait()
     except BaseException:
-        # It ends its VMs, and leaves nothing behind.
+        # The command ends its VMs and cleans up.
         child.send_signal(signal.SIGINT)
         try:
             child.communicate(timeout=_END_S)

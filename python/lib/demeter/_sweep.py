@@ -1,8 +1,7 @@
 """Sweeps: a grid of a scenario, run on this machine's cores or on a cluster.
 
-The runs are those of `demeter sweep`, in its order, and so are the results. An engine carries them
-out; it is handed runs and hands back results in any order. What is done is kept in a folder, if one
-is named, so that a sweep that was interrupted goes on from there.
+Runs and results are those of `demeter sweep`, in its order. An engine executes the runs, in any
+order. Results can be kept in a folder, so that an interrupted sweep continues from there.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ from demeter._run import Progress, loaded
 #: A run: its name for people, the scenario as TOML, the system, the seed.
 _Run = tuple[str, str, str, int]
 
-#: Runs that wait at Ray at a time, so that a large grid is not all held there.
+#: Maximum number of runs queued at Ray, so that it need not hold a large grid.
 _WAITING_MAX = 1000
 
 
 class SweepResult(Result):
-    """The result of a sweep: `runs` has a row for each run, the rest is of the run in the middle."""
+    """A sweep's result: `runs` has a row for each run, the rest is of the median run."""
 
     def __init__(self, text: str, csv: str, columns: list[tuple[str, list[Any]]]) -> None:
         super().__init__(text)
         #: The table that `demeter sweep` writes.
         self.csv = csv
-        #: The same as columns.
+        #: The table as columns.
         self.runs = Table(columns)
 
 
@@ -52,12 +51,12 @@ def sweep(
     keep: str | PathLike[str] | None = None,
     progress: Callable[[Progress], object] | None = None,
 ) -> SweepResult:
-    """Runs a scenario over every combination of the values of some of its keys, on the simulator.
+    """Runs a scenario with every combination of some keys' values, on the simulator.
 
-    `engine` is `local` (this process, `workers` runs at a time, by default as many as there are
-    cores) or `ray` (the cluster that `ray.init` or RAY_ADDRESS names, else one on this machine of
-    `workers` CPUs). Ray starts a run again whose worker died, up to `retries` times. `keep` is a
-    folder for what is done: the same sweep with the same folder runs only what is missing there.
+    `engine` is `local` (this process, `workers` runs at a time, by default one per core) or `ray`
+    (the cluster that `ray.init` or RAY_ADDRESS names, else one on this machine with `workers`
+    CPUs). Ray restarts a run whose worker died, up to `retries` times. `keep` is a folder for
+    results: the same sweep with the same folder runs only the missing runs.
     """
     engines = {"local": _local, "ray": _ray}
     if engine not in engines:
@@ -88,7 +87,7 @@ def sweep(
 
 
 class _Kept:
-    """Results in a folder, each in a file of its own, named after all that it depends on."""
+    """Results in a folder, one file each, named after everything that it depends on."""
 
     def __init__(self, folder: str | PathLike[str] | None) -> None:
         self._folder = None if folder is None else Path(folder)
@@ -98,7 +97,7 @@ class _Kept:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise _core.Error(f"cannot keep results in {folder}: {error}") from None
-        # Another simulator may give something else.
+        # Another version of the simulator may give other results.
         self._simulator = hashlib.sha256(Path(_core.__file__).read_bytes()).hexdigest()
 
     def _path(self, run: _Run) -> Path | None:
@@ -122,7 +121,7 @@ class _Kept:
         path = self._path(run)
         if path is None:
             return
-        # Whole or not at all, even when this process is killed.
+        # Written atomically, even if this process is killed.
         with tempfile.NamedTemporaryFile(
             "w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8"
         ) as part:
@@ -133,7 +132,7 @@ class _Kept:
 def _local(
     runs: list[_Run], missing: list[int], workers: int | None, _retries: int
 ) -> Iterator[tuple[int, str]]:
-    """Threads of this process: a run does not hold the interpreter's lock."""
+    """Runs in threads of this process; a run does not hold the interpreter's lock."""
     stop = _core.Stop()
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
         futures = {pool.submit(_core.simulate_one, *runs[i][1:], stop): i for i in missing}
@@ -152,7 +151,7 @@ def _local(
 def _ray(
     runs: list[_Run], missing: list[int], workers: int | None, retries: int
 ) -> Iterator[tuple[int, str]]:
-    """A task of Ray for each run. Ray starts a task again whose process or machine died."""
+    """Runs each run as a task of Ray, which restarts a task whose process or machine died."""
     try:
         import ray
     except ImportError:
@@ -160,7 +159,7 @@ def _ray(
         raise _core.Error(line) from None
     is_ours = not ray.is_initialized()
     if is_ours:
-        # A cluster that exists has the CPUs that it has.
+        # An existing cluster has its own number of CPUs.
         cpus = None if os.environ.get("RAY_ADDRESS") else workers
         ray.init(num_cpus=cpus, include_dashboard=False, log_to_driver=False)
     one = ray.remote(num_cpus=1, max_retries=retries)(_simulate_one)
@@ -175,7 +174,7 @@ def _ray(
                 index = waiting.pop(task)
                 yield index, _named(runs[index], lambda: ray.get(task))
     except ray.exceptions.RayError as error:
-        # Of a trace the last line says what it was.
+        # The last line of a traceback has the error.
         last = str(error).strip().splitlines()[-1]
         raise _core.Error(f"Ray: {last}; what is done is kept where keep= says") from None
     finally:
@@ -186,7 +185,7 @@ def _ray(
 
 
 def _simulate_one(scenario: str, system: str, seed: int) -> str:
-    """On a worker, which has demeter installed."""
+    """Runs on a worker, which needs demeter installed."""
     from demeter import _core
 
     return _core.simulate_one(scenario, system, seed, _core.Stop())

@@ -79,7 +79,7 @@ def flushes(result: Result, ax: Axes | None = None) -> Axes:
 
 
 def _label(table: Table, row: dict[str, Any]) -> str:
-    """What tells a row from the others."""
+    """A label that distinguishes a row from the others."""
     settings = (f"{name}={row[name]}" for name in table.settings if row[name] not in (None, ""))
     return " ".join([*settings, str(row["system"])])
 

@@ -1,4 +1,4 @@
-//! The book's pages that are made, and the book.
+//! Generates pages of the book, and the book itself.
 
 mod reference;
 mod source;
@@ -9,10 +9,10 @@ use anyhow::{Context, ensure};
 
 use crate::shell;
 
-/// Set, tests of `crates/demeter/tests` write the pages that they otherwise compare.
+/// If set, tests of `crates/demeter/tests` write the pages that they otherwise compare.
 pub const WRITE: &str = "DEMETER_WRITE_DOCS";
 
-/// Writes what is made, and the book into `target/book` where mdbook is installed.
+/// Writes the generated pages, and the book into `target/book` if mdbook is installed.
 pub fn docs() -> anyhow::Result<()> {
     for page in reference::pages()? {
         let path = shell::root().join(page.path);
@@ -56,7 +56,7 @@ mod tests {
         }
     }
 
-    /// The targets of a page's links within the repository: a file, empty for the page itself, and a heading.
+    /// The targets of a page's links within the repository: a file (empty for the page itself) and a heading.
     fn links(text: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
         let targets = text
             .split("](")
@@ -69,7 +69,7 @@ mod tests {
         })
     }
 
-    /// A page's headings as links spell them.
+    /// Anchors of a page's headings.
     fn headings(text: &str) -> BTreeSet<String> {
         let lines = text.lines().filter(|line| line.starts_with('#'));
         let titles = lines.map(|line| line.trim_start_matches('#').trim().to_lowercase());

@@ -1,4 +1,4 @@
-//! Pages that list the keys of the TOML files, made from the types that the files are read into.
+//! Pages with the keys of the TOML files, generated from the Rust types.
 
 use std::collections::VecDeque;
 use std::fmt::Write;
@@ -11,7 +11,7 @@ use crate::shell;
 
 /// A page of the book.
 pub struct Page {
-    /// Where it lies, from the repository's root.
+    /// Its path in the repository.
     pub path: &'static str,
     pub text: String,
 }
@@ -20,13 +20,13 @@ struct Subject {
     path: &'static str,
     title: &'static str,
     about: &'static str,
-    /// A sentence on its keys.
+    /// A sentence about its keys.
     keys: &'static str,
     krate: &'static str,
     root: &'static str,
 }
 
-/// A note for pages of files that are read.
+/// A note for pages of input files.
 const READ: &str = "A key without a default must be given.";
 
 const SUBJECTS: [Subject; 4] = [
@@ -70,10 +70,10 @@ const SUBJECTS: [Subject; 4] = [
     },
 ];
 
-/// The pages, as the code is now.
+/// The pages for the present code.
 ///
 /// # Errors
-/// A source that cannot be read, or a type or default of a kind that is not known here yet.
+/// A source cannot be read, or a type or default is of an unsupported kind.
 pub fn pages() -> anyhow::Result<Vec<Page>> {
     let crates = shell::root().join("crates");
     let source = Source::read(&crates, &["policy", "outcome", "scenario", "guest", "host"])?;
@@ -103,14 +103,14 @@ fn text(source: &Source, subject: &Subject) -> anyhow::Result<String> {
     Ok(page)
 }
 
-/// The tables of a file that are still to be described, each with the paths at which it may stand.
+/// Tables that are not yet described, each with its possible paths.
 struct Sections<'a> {
     source: &'a Source,
     waiting: VecDeque<(Vec<String>, Found<'a, ItemStruct>)>,
 }
 
 impl<'a> Sections<'a> {
-    /// Adds a table. Tables of one type that wait together share a section.
+    /// Adds a table. Pending tables of the same type share a section.
     fn add(&mut self, path: String, found: Found<'a, ItemStruct>) {
         let is_same = |other: &&mut (Vec<String>, Found<'a, ItemStruct>)| {
             std::ptr::eq(other.1.item, found.item)
@@ -154,7 +154,7 @@ impl<'a> Sections<'a> {
         Ok(text + &values)
     }
 
-    /// What a key's type is called. Tables below get a section, named values a list in `values`.
+    /// The name of a key's type. Subtables get a section, and enums a list in `values`.
     fn kind(
         &mut self,
         path: &str,
@@ -207,7 +207,7 @@ impl<'a> Sections<'a> {
         let found =
             found.with_context(|| format!("{path}: nothing is known of its type {name}"))?;
         if found.item.fields.iter().any(|field| field.ident.is_none()) {
-            // A text that is checked as it is read.
+            // A text that is validated when read.
             return Ok("text".into());
         }
         self.add(table(path), found);
@@ -249,7 +249,7 @@ impl<'a> Sections<'a> {
         Ok(())
     }
 
-    /// Adds a section for each type of table that a `kind` chooses.
+    /// Adds a section for each table type that a `kind` selects.
     fn tagged(&mut self, path: &str, found: &Found<'a, ItemEnum>) -> anyhow::Result<()> {
         for variant in &found.item.variants {
             let kind = variant_name(found.item, variant)?;
@@ -262,7 +262,7 @@ impl<'a> Sections<'a> {
     }
 }
 
-/// A path as a table's heading spells it.
+/// A path as a table's heading.
 fn table(path: &str) -> String {
     if path.starts_with('[') {
         path.into()
@@ -285,7 +285,7 @@ fn below(table: &str, key: &str) -> String {
     }
 }
 
-/// What types that are no tables are called.
+/// Names of types other than tables.
 fn plain(name: &str) -> Option<&'static str> {
     Some(match name {
         "u16" | "u32" | "u64" | "usize" => "integer",

@@ -1,7 +1,7 @@
-//! What the source says of the types that are read from TOML: their fields, docs and defaults.
+//! Parses the source of types that are read from TOML: fields, docs and defaults.
 //!
-//! A name is looked for in the crate that the file imports it from, else in its own: first in the
-//! same file. Only types that derive `Deserialize` are known.
+//! A name is searched in the crate that the file imports it from, otherwise in its own crate, first in the same file.
+//! Only types that derive `Deserialize` are known.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +13,7 @@ use syn::{
     Attribute, Expr, Fields, Item, ItemEnum, ItemImpl, ItemUse, Lit, Meta, Token, Type, UseTree,
 };
 
-/// A type, and where it stands.
+/// A type, and its position.
 #[derive(Clone)]
 pub struct Found<'a, T> {
     pub item: &'a T,
@@ -28,17 +28,17 @@ pub struct File {
     enums: BTreeMap<String, ItemEnum>,
     consts: BTreeMap<String, Expr>,
     functions: BTreeMap<String, Expr>,
-    /// The fields of `impl Default`, by type and field.
+    /// Fields of `impl Default`, by type and field.
     defaults: BTreeMap<(String, String), Expr>,
-    /// Crates of ours from which names are imported.
+    /// Our crates from which names are imported.
     imports: BTreeMap<String, String>,
 }
 
-/// Some crates' sources.
+/// Sources of some crates.
 pub struct Source(Vec<File>);
 
 impl Source {
-    /// Reads the crates of these names below `crates`.
+    /// Reads the crates with these names in the folder `crates`.
     pub fn read(crates: &Path, names: &[&str]) -> anyhow::Result<Self> {
         let mut files = vec![];
         for name in names {
@@ -71,7 +71,7 @@ impl Source {
             .with_context(|| format!("crates/{krate} has no struct {name}"))
     }
 
-    /// The struct that a file calls so, if there is one.
+    /// The struct that a name in a file refers to, if any.
     pub fn find_struct<'a>(
         &'a self,
         from: &'a File,
@@ -80,7 +80,7 @@ impl Source {
         self.look(from, name, |file| file.structs.get(name))
     }
 
-    /// The enum that a file calls so, if there is one.
+    /// The enum that a name in a file refers to, if any.
     pub fn find_enum<'a>(&'a self, from: &'a File, name: &str) -> Option<Found<'a, ItemEnum>> {
         self.look(from, name, |file| file.enums.get(name))
     }
@@ -98,7 +98,7 @@ impl Source {
             .find_map(|file| get(file).map(|item| Found { item, file }))
     }
 
-    /// The default of a field, as TOML spells it; none where it must be given.
+    /// A field's default as TOML; `None` if the field is required.
     pub fn default_of(
         &self,
         of: &Found<'_, syn::ItemStruct>,
@@ -123,7 +123,7 @@ impl Source {
             let value = value.with_context(|| format!("no default of {}.{}", key.0, key.1))?;
             return self.value(of.file, value).map(Some);
         }
-        // serde takes a missing Option for None.
+        // serde reads a missing Option as None.
         Ok(generic(&field.ty, "Option").map(|_| String::new()))
     }
 
@@ -150,7 +150,7 @@ impl Source {
         })
     }
 
-    /// An expression, as TOML spells its value.
+    /// The value of an expression as TOML.
     fn value(&self, file: &File, expr: &Expr) -> anyhow::Result<String> {
         match expr {
             Expr::Lit(lit) => Ok(match &lit.lit {
@@ -240,7 +240,7 @@ impl File {
                     self.import(krate, &path.tree);
                 }
             }
-            // Its body is that of an enum; the macro says how it is read.
+            // The macro's body is an enum's, and the macro adds how it is read.
             Item::Macro(item) if item.mac.path.is_ident("workloads") => {
                 let body = &item.mac.tokens;
                 let name = quote::format_ident!("Workload");
@@ -319,7 +319,7 @@ fn is_read(attrs: &[Attribute]) -> bool {
         })
 }
 
-/// What `#[serde(KEY)]` or `#[serde(KEY = "..")]` says, if it is there.
+/// The argument of `#[serde(KEY)]` or `#[serde(KEY = "..")]`, if present.
 pub fn serde(attrs: &[Attribute], key: &str) -> anyhow::Result<Option<Option<String>>> {
     for attr in attrs.iter().filter(|a| a.path().is_ident("serde")) {
         let parser = Punctuated::<Meta, Token![,]>::parse_terminated;
@@ -343,7 +343,7 @@ pub fn serde(attrs: &[Attribute], key: &str) -> anyhow::Result<Option<Option<Str
     Ok(None)
 }
 
-/// An item's doc comment, in one line; links to code become code.
+/// An item's doc comment as one line, with code instead of links to code.
 pub fn doc(attrs: &[Attribute]) -> String {
     let lines = attrs.iter().filter_map(|attr| match &attr.meta {
         Meta::NameValue(pair) if pair.path.is_ident("doc") => match &pair.value {
@@ -360,7 +360,7 @@ pub fn doc(attrs: &[Attribute]) -> String {
     plain_links(&text)
 }
 
-/// Links of rustdoc as the text that they show, without their targets in code.
+/// Replaces rustdoc's links by their text.
 fn plain_links(text: &str) -> String {
     let mut plain = String::new();
     for piece in text.replace("[`", "`").split("`]") {
@@ -386,7 +386,7 @@ pub fn key(field: &syn::Field) -> anyhow::Result<String> {
     Ok(serde(&field.attrs, "rename")?.flatten().unwrap_or(own))
 }
 
-/// A variant, as TOML spells it.
+/// A variant's name in TOML.
 pub fn variant_name(of: &ItemEnum, variant: &syn::Variant) -> anyhow::Result<String> {
     if let Some(name) = serde(&variant.attrs, "rename")?.flatten() {
         return Ok(name);
@@ -419,7 +419,7 @@ pub fn name(ty: &Type) -> anyhow::Result<String> {
         .ok_or_else(|| anyhow!("an empty path"))
 }
 
-/// The last type argument of a type of this name: what is in an Option, a list or a map.
+/// The last type argument of a type of this name: the content of an Option, list or map.
 pub fn generic<'a>(ty: &'a Type, outer: &str) -> Option<&'a Type> {
     let Type::Path(path) = ty else { return None };
     let last = path.path.segments.last().filter(|s| s.ident == outer)?;
@@ -436,7 +436,7 @@ pub fn generic<'a>(ty: &'a Type, outer: &str) -> Option<&'a Type> {
         })
 }
 
-/// What a variant carries, if anything.
+/// A variant's payload, if any.
 pub fn payload(variant: &syn::Variant) -> Option<&Type> {
     match &variant.fields {
         Fields::Unnamed(fields) => fields.unnamed.first().map(|field| &field.ty),

@@ -1,4 +1,4 @@
-//! Debian's archive, as this machine's apt knows it, and a root file system from it.
+//! Debian's archive, as configured for this machine's apt, and root file systems from it.
 
 use std::fs;
 use std::path::Path;
@@ -8,14 +8,14 @@ use anyhow::{Context, bail};
 use super::root::Root;
 use crate::shell;
 
-/// Certificate authorities that this machine trusts beside the usual ones.
+/// This machine's additional certificate authorities.
 const LOCAL_CERTIFICATES: &str = "usr/local/share/ca-certificates";
 
 /// One line of an apt sources list.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Source {
     uri: String,
-    /// As the release itself, its updates or its security updates are called.
+    /// The release, its updates or its security updates.
     pub suite: String,
 }
 
@@ -34,7 +34,7 @@ impl Source {
     }
 }
 
-/// The sources of `release`: those that this machine has of Debian, renamed.
+/// The sources of `release`: this machine's Debian sources with the release's name.
 pub fn sources(release: &str) -> Vec<Source> {
     let mut list = shell::program("apt-get", "indextargets --format");
     list.args([
@@ -71,7 +71,7 @@ fn parse(listed: &str, release: &str) -> Vec<Source> {
     sources
 }
 
-/// Makes the smallest root of the mirror's suite; `None` when the mirror cannot be reached.
+/// Creates a minimal root of the mirror's suite; `None` if the mirror cannot be reached.
 pub fn debootstrap(root: &Root, mirror: &Source) -> anyhow::Result<Option<()>> {
     let output = root.output_outside(&[
         "debootstrap",
@@ -92,7 +92,7 @@ pub fn debootstrap(root: &Root, mirror: &Source) -> anyhow::Result<Option<()>> {
     bail!("debootstrap: {}\n{}", output.status, last.join("\n"))
 }
 
-/// Gives the root the release's sources and the certificates that this machine trusts.
+/// Writes the release's sources and this machine's certificates into the root.
 pub fn configure(root: &Root, sources: &[Source]) -> anyhow::Result<()> {
     let list: String = sources.iter().map(|source| source.line() + "\n").collect();
     let path = root.path().join("etc/apt/sources.list");

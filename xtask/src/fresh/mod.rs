@@ -1,5 +1,4 @@
-//! What a newcomer does, on a fresh Debian: a root file system of the release with nothing in it,
-//! in which the project is cloned and the README's two commands run.
+//! Follows the README on a fresh Debian: clones the project into a minimal root file system, and runs its two commands.
 
 pub mod archive;
 pub mod root;
@@ -19,9 +18,9 @@ use crate::shell;
 use archive::Source;
 use root::Root;
 
-/// What a newcomer has to have before the clone, beside Rust.
+/// Packages that a newcomer needs before the clone, besides Rust.
 const NEEDED: &str = "git make ca-certificates";
-/// The clone, in the root.
+/// The clone's path in the root.
 pub const CLONE: &str = "root/demeter";
 
 /// Options of `cargo xtask fresh`.
@@ -33,12 +32,12 @@ pub struct Args {
     /// Run `make demo` only, without `make test`
     #[arg(long)]
     demo_only: bool,
-    /// Keep the root file system, and say where it is
+    /// Keep the root file system, and print its path
     #[arg(long)]
     keep: bool,
 }
 
-/// Releases on which everything has to work.
+/// Supported releases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Release {
     /// Debian 12: QEMU 7.2
@@ -48,7 +47,7 @@ pub enum Release {
 }
 
 impl Release {
-    /// The name by which apt's lists call it.
+    /// Its name in apt's lists.
     pub fn codename(self) -> &'static str {
         match self {
             Self::Bookworm => "bookworm",
@@ -57,15 +56,15 @@ impl Release {
     }
 }
 
-/// Does it, and prints what it took.
+/// Runs the steps, and prints their durations.
 pub fn fresh(args: &Args) -> anyhow::Result<()> {
     in_root(args.release, &[], args.keep, |root, steps| {
         newcomer(root, steps, args)
     })
 }
 
-/// Makes a root file system of the release, with its archive and these other suites of it, for as long as `work` takes; or
-/// says why that cannot be.
+/// Runs `work` in a temporary root file system of the release and further suites. Returns the reason if that is not
+/// possible.
 pub fn in_root(
     release: Release,
     suites: &[&str],
@@ -104,7 +103,7 @@ pub fn in_root(
     done
 }
 
-/// Everything from the empty root on.
+/// All steps in an empty root.
 fn settle(
     root: &Root,
     mirror: &Source,
@@ -124,10 +123,10 @@ fn settle(
     Ok(())
 }
 
-/// Clones what is committed into the root, at [`CLONE`].
+/// Clones the committed state into the root, at [`CLONE`].
 pub fn clone(root: &Root) -> anyhow::Result<()> {
     if !shell::succeeds(shell::program("git", "diff --quiet HEAD")) {
-        eprintln!("what is not committed is not in the clone");
+        eprintln!("uncommitted changes are not in the clone");
     }
     let mut clone = Command::new("git");
     clone.args(["clone", "--quiet", "--no-hardlinks"]);
@@ -135,7 +134,7 @@ pub fn clone(root: &Root) -> anyhow::Result<()> {
     shell::run(clone)
 }
 
-/// What a newcomer does, from a root in which there is nothing.
+/// A newcomer's steps in a minimal root.
 fn newcomer(root: &Root, steps: &mut Steps, args: &Args) -> anyhow::Result<()> {
     let release = args.release.codename();
     let bare = packages(root)?;
@@ -181,12 +180,12 @@ fn newcomer(root: &Root, steps: &mut Steps, args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What was done and how long it took.
+/// Finished steps with their durations.
 #[derive(Default)]
 pub struct Steps(Vec<(&'static str, Duration)>);
 
 impl Steps {
-    /// Does a step, and notes how long it took.
+    /// Runs a step, and records its duration.
     pub fn time<T>(
         &mut self,
         name: &'static str,
@@ -204,11 +203,11 @@ impl Steps {
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Package {
     name: String,
-    /// Whether only others wanted it.
+    /// Whether it was installed only as a dependency.
     automatic: bool,
 }
 
-/// The packages that dpkg lists, and what apt says of them.
+/// The packages that dpkg lists, and apt's marks of them.
 fn packages(root: &Root) -> anyhow::Result<BTreeSet<Package>> {
     let read = |name: &str| {
         let path = root.path().join(name);

@@ -1,8 +1,7 @@
-//! A root file system and what runs in it.
+//! Runs commands in a root file system.
 //!
-//! Mounts are made in a mount namespace of each command's own, so that none can outlive it, and
-//! nothing outside is ever seen through the root. Each command has its own process namespace too:
-//! with its first process all others end.
+//! Each command has its own mount namespace, so that no mount outlives it, and the outside is never visible through the
+//! root. Each has its own process namespace, too: when its first process ends, all others end.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -17,12 +16,12 @@ use anyhow::{Context, bail};
 
 use crate::shell;
 
-/// Where the toolchain lies in the root.
+/// The toolchain's path in the root.
 const TOOLCHAIN: &str = "opt/rust";
-/// Where crates are kept in the root.
+/// The path of cargo's registry in the root.
 const REGISTRY: &str = "root/.cargo/registry";
 
-/// Mounts what programs need, and runs the rest of the arguments in the root.
+/// Mounts the file systems that programs need, and runs the remaining arguments in the root.
 const ENTER: &str = r#"
 root=$1 toolchain=$2 toolchain_at=$3 registry=$4 registry_at=$5
 shift 5
@@ -36,7 +35,7 @@ chroot "$root" "$@" &
 wait $!
 "#;
 
-/// How networks and registries are reached is handed on: variables with these beginnings.
+/// Prefixes of environment variables that are passed on, for access to networks and registries.
 const HANDED_ON: [&str; 6] = [
     "CARGO_HTTP_",
     "CARGO_NET_",
@@ -46,17 +45,17 @@ const HANDED_ON: [&str; 6] = [
     "no_proxy",
 ];
 
-/// How often a wait looks at the stop flag.
+/// Polling interval of the stop flag.
 const TICK: Duration = Duration::from_millis(100);
-/// How often removing is tried: programs that were killed may still be ending.
+/// Attempts to remove the folder, because killed programs may still be ending.
 const REMOVALS: u32 = 50;
 
-/// Whether this process may make one.
+/// Whether this process can create a root.
 pub fn is_root() -> bool {
     fs::metadata("/proc/self").is_ok_and(|me| me.uid() == 0)
 }
 
-/// A root file system in a folder that goes with it.
+/// A root file system in a temporary folder.
 pub struct Root {
     folder: tempfile::TempDir,
     toolchain: PathBuf,
@@ -65,7 +64,7 @@ pub struct Root {
 }
 
 impl Root {
-    /// An empty one. Once `stop` is set, what runs in it is killed.
+    /// An empty root. When `stop` is set, its programs are killed.
     pub fn new(stop: Arc<AtomicBool>) -> anyhow::Result<Self> {
         let sysroot = shell::program("rustc", "--print sysroot").output();
         let sysroot = sysroot.context("cannot run rustc")?.stdout;
@@ -101,7 +100,7 @@ impl Root {
         self.folder.path()
     }
 
-    /// Runs a shell's command in the root, with our own output, and expects success.
+    /// Runs a shell command in the root, with our own output. An error if it fails.
     pub fn run(&self, command: &str) -> anyhow::Result<()> {
         eprintln!("$ {command}");
         let mut enter = self.namespace(&["sh", "-euc", ENTER, "sh"]);
@@ -129,7 +128,7 @@ impl Root {
         Ok(())
     }
 
-    /// Runs a program beside the root and returns what it said.
+    /// Runs a program outside of the root and returns its output.
     pub fn output_outside(&self, command: &[&str]) -> anyhow::Result<Output> {
         let log = tempfile::NamedTempFile::new().context("cannot make a file for a log")?;
         let file = || log.reopen().context("cannot open a log");
@@ -143,12 +142,12 @@ impl Root {
         })
     }
 
-    /// Leaves the folder where it is.
+    /// Keeps the folder.
     pub fn keep(self) -> PathBuf {
         self.folder.keep()
     }
 
-    /// Removes the folder and everything in it.
+    /// Removes the folder and its contents.
     pub fn remove(self) -> anyhow::Result<()> {
         let path = self.folder.keep();
         let mut tries = 0;
@@ -181,7 +180,7 @@ impl Root {
                 return Ok(status);
             }
             if self.stop.load(Ordering::Relaxed) {
-                // It fails only when it has ended already, which is as well.
+                // It fails only if the program has already ended.
                 let _ = child.kill();
             }
             thread::sleep(TICK);

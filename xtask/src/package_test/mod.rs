@@ -1,5 +1,6 @@
-//! The Debian packages where they are meant for: a Debian with systemd, booted in an emulated VM that has a
-//! fast and a slow NUMA node. `check.sh` runs in it, and says on the serial port what it finds.
+//! Tests the Debian packages in an emulated VM: a Debian with systemd, a fast and a slow NUMA node.
+//!
+//! `check.sh` runs in the VM, and prints its results on the serial port.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -17,26 +18,26 @@ use crate::deb;
 use crate::fresh::{Release, archive, root};
 use crate::shell;
 
-/// What the test needs on this machine, and the package that has it.
+/// Programs needed for the test, with their Debian packages.
 const NEEDED: [(&str, &str); 3] = [
     ("mmdebstrap", "mmdebstrap"),
     ("mkfs.ext4", "e2fsprogs"),
     ("qemu-system-x86_64", "qemu-system-x86"),
 ];
-/// What is in the root beside the smallest Debian and the kernel: what the packages need, so that the VM
-/// needs no network, and what the checks use.
+/// Packages in the root besides the minimal Debian and the kernel: the dependencies of ours, so that the VM needs no
+/// network, and the tools of the checks.
 const INCLUDED: &str = "systemd-sysv,udev,kmod,dkms,procps,curl";
-/// Where the packages and the checks lie in the root.
+/// The folder of packages and checks in the root.
 const FOLDER: &str = "package-test";
 /// The unit that runs them.
 const UNIT: &str = "package-test.service";
-/// Size of the VM's disk, MiB; what stays empty takes no space.
+/// Size of the VM's disk, MiB; it is sparse.
 const DISK_MIB: u64 = 4096;
-/// How long the VM may take on a slow machine.
+/// Time limit of the VM on a slow machine.
 const LIMIT: Duration = Duration::from_secs(90 * 60);
-/// How often the console is looked at.
+/// Polling interval of the console.
 const TICK: Duration = Duration::from_millis(200);
-/// How each finding begins, and the last one.
+/// Prefix of each result, and of the last line.
 const FINDING: &str = "check: ";
 const END: &str = "end";
 
@@ -46,16 +47,15 @@ pub struct Args {
     /// The Debian release
     #[arg(value_enum)]
     release: Release,
-    /// Test the packages that lie in target/deb already
+    /// Test the packages that are in target/deb already
     #[arg(long)]
     built: bool,
-    /// Keep the VM's disk and its console's log, and say where they are
+    /// Keep the VM's disk and console log, and print their paths
     #[arg(long)]
     keep: bool,
 }
 
-/// The release's kernel that has DAMON, which is the only tracker in an emulated VM; its headers are called
-/// alike.
+/// The release's kernel with DAMON, the only tracker in an emulated VM. The package of its headers has the same suffix.
 fn kernel(release: Release) -> &'static str {
     match release {
         Release::Bookworm => "6.12-cloud-amd64",
@@ -63,7 +63,7 @@ fn kernel(release: Release) -> &'static str {
     }
 }
 
-/// Does it, and prints a line for each check.
+/// Runs the test, and prints a line for each check.
 pub fn package_test(args: &Args) -> anyhow::Result<()> {
     let release = args.release.codename();
     if !root::is_root() {
@@ -118,8 +118,7 @@ impl Vm<'_> {
         self.folder.join(name)
     }
 
-    /// Makes the disk, and beside it the kernel and its initial file system; `false` when the archive
-    /// cannot be reached.
+    /// Creates the disk, the kernel and its initramfs. Returns false if the archive cannot be reached.
     fn make(&self, release: Release, sources: &[archive::Source]) -> anyhow::Result<bool> {
         let root = self.path("root");
         let kernel = kernel(release);
@@ -174,7 +173,7 @@ impl Vm<'_> {
         Ok(true)
     }
 
-    /// Boots it, shows the findings as they come, and returns what the console said.
+    /// Boots the VM, prints results as they come, and returns the console's output.
     fn boot(&self, stop: &AtomicBool) -> anyhow::Result<String> {
         let qemu = std::env::var_os("DEMETER_QEMU").unwrap_or_else(|| "qemu-system-x86_64".into());
         eprintln!("== boot");
@@ -244,14 +243,14 @@ impl Vm<'_> {
             }
             thread::sleep(TICK);
         };
-        // Fails only when it has ended already, which is as well.
+        // Fails only if the VM has already ended.
         let _ = vm.kill();
         vm.wait().context("cannot wait for QEMU")?;
         Ok(ended)
     }
 }
 
-/// The findings in whole lines of the console's log.
+/// The results in complete lines of the console's log.
 fn findings(console: &str) -> impl Iterator<Item = &str> {
     let whole = console.rfind('\n').map_or("", |end| &console[..end]);
     whole
@@ -260,14 +259,14 @@ fn findings(console: &str) -> impl Iterator<Item = &str> {
         .filter(|finding| *finding != END)
 }
 
-/// Whether all checks were made.
+/// Whether all checks have run.
 fn has_ended(console: &str) -> bool {
     console
         .lines()
         .any(|line| line.trim_end().strip_prefix(FINDING) == Some(END))
 }
 
-/// Expects that every check was made and none failed; otherwise shows what the console said.
+/// Checks that every check has run and none failed; otherwise shows the console's output.
 fn judge(console: &str) -> anyhow::Result<()> {
     let failed = findings(console)
         .filter(|finding| !finding.ends_with(": ok"))

@@ -1,4 +1,4 @@
-//! `demeter dirty-log`: what it costs a guest on this host that its writes are logged.
+//! `demeter dirty-log`: measures the cost of dirty logging for a guest.
 
 mod result;
 
@@ -17,10 +17,10 @@ const ROOT: &str = "/";
 
 /// Measures what dirty logging, as in a live migration, costs a guest on this host.
 ///
-/// Makes a VM of its own whose virtual CPUs store to slices of memory, switches KVM's log of dirty pages on, and reads
-/// it as a migration does. Other VMs are not touched, but share the machine with it: measure on a quiet one.
-/// Each row of the table is a step; `fast` are faults that only gave the right to write back, `exits` is how often virtual CPUs
-/// left the guest for KVM, at each fault among others, and `huge` is how much is still mapped by huge pages.
+/// Makes a VM of its own whose virtual CPUs store to slices of memory, enables KVM's log of dirty pages, and reads it
+/// as a migration does. Other VMs are not touched, but share the machine with it: measure on a quiet one. Each row of
+/// the table is a step. `fast` counts faults that only restored a write permission. `exits` counts exits of virtual
+/// CPUs to KVM, for example at faults. `huge` is the memory that huge pages still map.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -61,7 +61,7 @@ pub struct Args {
     /// Number of passes over the log
     #[arg(long, value_name = "N", default_value_t = Settings::default().passes)]
     passes: u32,
-    /// Measure so long before logging starts
+    /// Length of the run before logging, seconds
     #[arg(long, value_name = "S", default_value_t = Settings::default().before_s)]
     before_s: f64,
     /// Time limit of a pass, seconds
@@ -81,17 +81,17 @@ pub struct Args {
     result: Option<PathBuf>,
 }
 
-/// What `--sweep --json` prints.
+/// The output of `--sweep --json`.
 #[derive(Serialize)]
 struct Swept<'a> {
     reports: &'a [Report],
     recommendation: Option<sweep::Recommendation>,
 }
 
-/// Tells a person what is done; a signal ends it.
+/// Prints progress; a signal stops the measurement.
 struct Watcher<'a> {
     stop: &'a AtomicBool,
-    /// Which of how many.
+    /// Number of this measurement, of how many.
     place: String,
 }
 
@@ -108,7 +108,7 @@ impl Watch for Watcher<'_> {
 /// Measures and prints.
 pub fn dirty_log(args: &Args) -> Result<()> {
     let root = Path::new(ROOT);
-    // What cannot be is told before anybody is asked.
+    // Invalid settings are reported before KVM is opened.
     args.settings(Protect::InitiallySet).check()?;
     let offer = offer(root)?;
     if args.offers {

@@ -1,9 +1,9 @@
-//! Measurements as a result file, for `demeter report`.
+//! Converts measurements to a result file, for `demeter report`.
 
 use demeter_dirtylog::{Report, What};
 use demeter_outcome::{Point, RunResult, Speed, SystemResult, Unit};
 
-/// One entry for each measurement, by what is its own: how the log was read and cleared.
+/// One entry for each measurement, named by how the log was read and cleared.
 pub fn result(reports: &[Report]) -> RunResult {
     let end_ms = reports
         .iter()
@@ -23,7 +23,7 @@ fn system(report: &Report) -> SystemResult {
         steps.filter(|step| !matches!(step.what, What::Before | What::Disable))
     };
     let sum = |of: fn(&demeter_dirtylog::Step) -> Option<u64>| logged().filter_map(of).sum::<u64>();
-    // A KVM that does not count has no count, and not the count 0.
+    // A KVM without this counter gives no count, not 0.
     let counted = |of: fn(&demeter_dirtylog::Step) -> Option<u64>| {
         logged().any(|step| of(step).is_some()).then(|| sum(of))
     };

@@ -1,17 +1,17 @@
-//! `demeter guest assess`: how much of the accesses fast memory of each size would serve.
+//! `demeter guest assess`: the share of accesses that fast memory of each size would serve.
 //!
 //! # Problem
-//! Before a person buys fast memory for a VM, or takes some away, they want to know what that does. The agent knows the heat
-//! of each part of memory.
+//! An operator who adds or removes fast memory wants to know the effect. The agent knows the heat of each part of
+//! memory.
 //!
 //! # Approach
-//! Add up the heat of each block over some time. Fast memory of a size serves, at best, the accesses to the hottest blocks
-//! that fit. A program that waits for memory all the time is slower by the latencies of the rest; other programs wait less,
-//! so that this is the most.
+//! Sum the heat of each block over some time. Fast memory of a size serves, at best, the accesses to the hottest blocks
+//! that fit. A program that always waits for memory is slower by the latencies of the remaining accesses. Other
+//! programs wait less, so this is an upper bound.
 //!
 //! # Properties
-//! - The more fast memory, the larger the share; all memory serves all accesses.
-//! - Memory that is used evenly is served by its part.
+//! - More fast memory gives a larger share; all memory serves all accesses.
+//! - Memory with uniform accesses is served in proportion to its size.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -27,19 +27,19 @@ use super::client::Client;
 use super::heat::{progress, watch};
 use crate::{output, signals};
 
-/// Sizes of fast memory that are shown, parts of the resident memory in a hundred.
+/// Sizes of fast memory to show, percent of the resident memory.
 const SIZES: [u64; 11] = [5, 10, 15, 20, 25, 30, 40, 50, 60, 75, 100];
 
-/// The most blocks that one look adds up, 2 TiB: a range's end is what an agent says.
+/// Maximum number of blocks summed per sample, 2 TiB, because the agent reports the ends of ranges.
 const BLOCKS_MAX: usize = 1 << 20;
 
-/// Characters of a whole bar.
+/// Length of a full bar, characters.
 const BAR: f64 = 40.0;
 
-/// Tells how much of the accesses fast memory of each size would serve, from what a running agent observes.
+/// Shows the share of accesses that fast memory of each size would serve, from a running agent's observations.
 ///
-/// The agent may manage memory meanwhile, or only observe it (demeter guest --observe-only). Let the load be the
-/// usual one. Memory that nothing accesses any more counts as cold.
+/// The agent may manage memory meanwhile, or only observe it (demeter guest --observe-only). The load should be
+/// typical. Memory without accesses counts as cold.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -53,7 +53,7 @@ pub struct Args {
     /// Time to observe, seconds
     #[arg(long, value_name = "S", default_value_t = 60)]
     seconds: u32,
-    /// Run this scenario under demeter on the simulator, and tell it of its program
+    /// Run this scenario under demeter on the simulator instead, and assess its program
     #[arg(long, value_name = "FILE", conflicts_with_all = ["socket", "seconds"])]
     scenario: Option<PathBuf>,
     /// Print JSON
@@ -61,31 +61,31 @@ pub struct Args {
     json: bool,
 }
 
-/// The best that fast memory of one size can do.
+/// The best result of one size of fast memory.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 struct Point {
     /// Its size.
     fast_mib: u64,
-    /// Part of the resident memory, %.
+    /// Share of the resident memory, %.
     memory_percent: u64,
-    /// Part of the accesses that it serves, %.
+    /// Share of the accesses that it serves, %.
     accesses_percent: f64,
-    /// How many times as slow as with all memory fast a program is at most.
+    /// Upper bound of a program's slowdown compared with fast memory only.
     slowdown_at_most: f64,
 }
 
-/// The answer of `demeter guest assess`.
+/// The output of `demeter guest assess`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct Assessment {
     tracker: String,
     resident_mib: u64,
-    /// Part of the accesses that fell into fast memory as it lay, %.
+    /// Share of the accesses that fast memory served during the observation, %.
     accesses_percent_now: f64,
     fast_mib_now: u64,
     points: Vec<Point>,
 }
 
-/// Observes, and prints it.
+/// Observes, and prints the assessment.
 pub fn assess(args: &Args) -> anyhow::Result<()> {
     let stop = signals::stop_flag()?;
     let mut seen = Seen::default();
@@ -101,7 +101,7 @@ pub fn assess(args: &Args) -> anyhow::Result<()> {
     };
     let Some(assessment) = seen.assess(&status) else {
         anyhow::bail!(
-            "the agent saw no accesses; let it look after a process that works (demeter guest status), and wait longer"
+            "the agent saw no accesses; let it manage a busy process (see demeter guest status), or observe longer"
         );
     };
     output::print(match args.json {
@@ -147,17 +147,17 @@ fn simulated(scenario: &Scenario, stop: &AtomicBool, seen: &mut Seen) -> anyhow:
     })
 }
 
-/// The resident bytes of a block, and its heat summed over looks.
+/// A block's resident bytes, and its heat summed over samples.
 #[derive(Debug, Clone, Copy, Default)]
 struct Part {
     bytes: u64,
     heat: f64,
 }
 
-/// The sum of all looks.
+/// The sum of all samples.
 #[derive(Debug, Default)]
 struct Seen {
-    /// By process and number of the block.
+    /// By process and block number.
     parts: BTreeMap<(u32, u64), Part>,
     in_fast: f64,
     all: f64,
@@ -190,11 +190,11 @@ impl Seen {
                 }
             }
         }
-        // Freed memory needs no room.
+        // Freed memory needs no fast memory.
         self.parts.retain(|_, part| part.bytes > 0);
     }
 
-    /// Nothing where no access was seen.
+    /// `None` if no access was seen.
     fn assess(&self, status: &Status) -> Option<Assessment> {
         let mut parts: Vec<Part> = self.parts.values().copied().collect();
         let density = |part: &Part| part.heat / part.bytes as f64;
@@ -228,7 +228,8 @@ impl Seen {
     }
 }
 
-/// The heat of the hottest parts that fit into `size` bytes; the last of them may fit in part. The hottest come first.
+/// The heat of the hottest parts that fit into `size` bytes; the last may fit partly. `parts` are sorted, hottest
+/// first.
 fn served(parts: &[Part], size: u64) -> f64 {
     let mut left = size;
     let mut served = 0.0;
@@ -287,7 +288,7 @@ mod tests {
         }
     }
 
-    /// A heat of ranges, each given as its blocks, its blocks in fast memory, and its samples.
+    /// Heat of ranges, each given as its blocks, its blocks in fast memory, and its samples.
     fn heat(ranges: &[(u64, u64, f64)]) -> Heat {
         let mut start = 0;
         let range = |&(blocks, fast, samples): &(u64, u64, f64)| {
@@ -363,7 +364,7 @@ mod tests {
         assert!(seen.assess(&status()).is_some());
     }
 
-    /// Of the scenario 9 of 10 accesses go to an eighth of the memory, the others are spread over all of it.
+    /// In the scenario 9 of 10 accesses go to an eighth of the memory; the rest are uniform.
     #[test]
     fn the_hot_part_of_a_simulated_program_is_found() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scenarios/ci.toml");

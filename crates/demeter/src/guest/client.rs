@@ -1,4 +1,4 @@
-//! The agent's status from the outside: one HTTP request per connection on its Unix socket.
+//! A client of the agent's API: one HTTP request per connection on its Unix socket.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,13 +8,13 @@ use demeter_http::AskError;
 use demeter_proto::shown;
 use serde::de::DeserializeOwned;
 
-/// How long the agent may think.
+/// Time limit for an answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where the agent listens by default.
+/// The agent's default socket.
 pub const SOCKET: &str = "/run/demeter/guest.sock";
 
-/// Where the agent listens.
+/// The connection to an agent.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Client {
     /// The agent's Unix socket
@@ -23,7 +23,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Asks for something.
+    /// Sends a GET request.
     pub fn get<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
         let body = self.request("GET", path)?;
         serde_json::from_str(&body).with_context(|| {
@@ -32,12 +32,12 @@ impl Client {
         })
     }
 
-    /// Tells to do something.
+    /// Sends a POST request.
     pub fn post(&self, path: &str) -> anyhow::Result<()> {
         self.request("POST", path).map(drop)
     }
 
-    /// The body of a good answer; a bad one is an error with its reason.
+    /// The body of a successful answer; otherwise an error with the agent's reason.
     fn request(&self, method: &str, path: &str) -> anyhow::Result<String> {
         let socket = self.socket.display();
         let answer = demeter_http::ask(&self.socket, &format!("{method} {path}"), "", TIMEOUT);

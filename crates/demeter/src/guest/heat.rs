@@ -1,4 +1,4 @@
-//! `demeter guest heat`: which addresses of which process are how hot, over time.
+//! `demeter guest heat`: draws the heat of each process's addresses over time.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -14,17 +14,16 @@ use demeter_scenario::{Scenario, System};
 use super::client::Client;
 use crate::{output, replay, signals};
 
-/// How often a running agent is looked at: once for each of its epochs, by default.
+/// Sampling interval: once per epoch by default.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// How often it is said that there is more to come.
+/// Interval of progress messages.
 const SAY_EVERY: Duration = Duration::from_secs(5);
 
-/// Draws how hot which addresses of each process are, over time: of a running agent, of a recording, or of
-/// a simulated run.
+/// Draws the heat of each process's addresses over time, from a running agent, a recording or a simulated run.
 ///
-/// A line is a moment, a column a part of the memory that was mapped at any time; each shade is twice as
-/// hot as the one before.
+/// A line is a moment, and a column a part of the memory that was mapped at any time. Each shade is twice as hot as the
+/// one before.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -45,12 +44,12 @@ pub struct Args {
     /// Run this scenario under demeter on the simulator, and draw its agent's heat
     #[arg(long, value_name = "FILE", conflicts_with_all = ["socket", "seconds", "json", "recording"])]
     scenario: Option<PathBuf>,
-    /// Print each look as one line of JSON, as it comes, instead of drawing
+    /// Print each sample as one line of JSON, as it comes, instead of drawing
     #[arg(long)]
     json: bool,
 }
 
-/// Draws it.
+/// Draws the heat.
 pub fn heat(args: &Args) -> anyhow::Result<()> {
     if let Some(recording) = &args.recording {
         return replay::replay(&replay::Args::heat(recording.clone()));
@@ -75,7 +74,7 @@ pub fn heat(args: &Args) -> anyhow::Result<()> {
     }
 }
 
-/// Says now and then how much of a simulated run is done.
+/// Prints the progress of a simulated run from time to time.
 pub(super) fn progress() -> impl Fn(f64) {
     let said = Cell::new(Instant::now());
     move |share: f64| {
@@ -86,7 +85,7 @@ pub(super) fn progress() -> impl Fn(f64) {
     }
 }
 
-/// Draws what the agent of a simulated run finds.
+/// Draws the heat that a simulated agent finds.
 fn simulated(path: &Path, stop: &AtomicBool) -> anyhow::Result<()> {
     let scenario = Scenario::load(path)?;
     let mut picture = AddressHeat::default();
@@ -102,8 +101,7 @@ fn simulated(path: &Path, stop: &AtomicBool) -> anyhow::Result<()> {
     output::print(picture.text())
 }
 
-/// Looks again and again, until the time is over or somebody ends it. An agent that ends later than at the
-/// first look ends it, too.
+/// Samples repeatedly, until the time is over, a signal arrives, or the agent ends after the first sample.
 pub(super) fn watch(
     client: &Client,
     seconds: u32,
@@ -132,7 +130,7 @@ pub(super) fn watch(
             said = Instant::now();
             output::say(format_args!("{} of {seconds} s", began.elapsed().as_secs()));
         }
-        // A signal interrupts no sleep here: it is short.
+        // Signals do not interrupt this sleep, which is short.
         next = (next + LOOK_EVERY).max(Instant::now());
         thread::sleep(next.saturating_duration_since(Instant::now()));
     }
@@ -144,7 +142,7 @@ pub(super) fn watch(
 pub struct Pictures(BTreeMap<u32, AddressHeat>);
 
 impl Pictures {
-    /// Takes a look, so many seconds after the first.
+    /// Adds a sample; `t_s` is the time since the first one.
     pub fn look(&mut self, t_s: f64, heat: &Heat) {
         for process in &heat.processes {
             let picture = self.0.entry(process.pid).or_default();
@@ -152,7 +150,7 @@ impl Pictures {
         }
     }
 
-    /// The picture of one process, if it was seen.
+    /// The picture of one process, if it was sampled.
     pub fn of(&self, pid: u32) -> Option<&AddressHeat> {
         self.0.get(&pid)
     }

@@ -1,4 +1,4 @@
-//! `demeter guest`: the agent's flags, what a person is told of it, and looking at one that runs.
+//! `demeter guest`: runs an agent, or queries a running one.
 
 mod assess;
 pub mod client;
@@ -23,9 +23,9 @@ use client::Client;
 
 /// Finds the hot memory of processes on this machine and keeps it on the fast node.
 ///
-/// Give the processes by --pid, --cgroup or --all. Where the VM has a virtio-serial port
-/// org.demeter.0, the host can take memory through the agent and return it. Stop with SIGTERM or Ctrl-C: memory stays where
-/// it is, and the agent removes all that it set up.
+/// Give the processes by --pid, --cgroup or --all. If the VM has a virtio-serial port org.demeter.0, the host can
+/// resize it through the agent. Stop the agent with SIGTERM or Ctrl-C: memory stays where it is, and the agent removes
+/// everything that it set up.
 #[derive(clap::Args)]
 #[command(
     args_conflicts_with_subcommands = true,
@@ -54,7 +54,7 @@ pub struct Args {
 
 #[derive(clap::Subcommand)]
 enum Command {
-    /// Print what a running agent looks after, what it has moved, and what that saved
+    /// Print which processes a running agent manages, its moves, and their benefit
     Status {
         /// Print JSON
         #[arg(long)]
@@ -62,19 +62,19 @@ enum Command {
         #[command(flatten)]
         client: Client,
     },
-    /// Let a running agent neither observe nor move anything; memory stays where it is
+    /// Pause a running agent: it neither observes nor moves memory, which stays where it is
     Pause {
         #[command(flatten)]
         client: Client,
     },
-    /// Let a paused agent go on
+    /// Resume a paused agent
     Resume {
         #[command(flatten)]
         client: Client,
     },
     /// Draw the heat of each process's addresses over time
     Heat(heat::Args),
-    /// Tell how much of the accesses fast memory of each size would serve
+    /// Show the share of accesses that fast memory of each size would serve
     Assess(assess::Args),
 }
 
@@ -104,16 +104,16 @@ struct RunArgs {
     /// Manage this process and its descendants; may be repeated
     #[arg(long, value_name = "PID")]
     pid: Vec<u32>,
-    /// Manage the processes of this cgroup (v2) and of those below it
+    /// Manage the processes of this cgroup (v2) and of the cgroups below it
     #[arg(long, value_name = "PATH", conflicts_with = "pid")]
     cgroup: Option<PathBuf>,
     /// Manage every process above a resident size (resident_min_mib, 64 MiB)
     #[arg(long, conflicts_with_all = ["pid", "cgroup"])]
     all: bool,
-    /// Nodes by tier, the fastest first, where the system tells them wrong: 0,1/2,3
+    /// Nodes by tier, the fastest first, if the system reports them wrongly: 0,1/2,3
     #[arg(long, value_name = "NODES")]
     tiers: Option<Tiers>,
-    /// Where samples come from
+    /// Source of samples
     #[arg(long, value_parser = names::<Choice>())]
     tracker: Option<Choice>,
     /// Time between two decisions, milliseconds
@@ -125,7 +125,7 @@ struct RunArgs {
     /// Limit of promotions and limit of demotions, MiB per second
     #[arg(long, value_name = "MIB")]
     rate_limit_mib_s: Option<u64>,
-    /// Move nothing, only observe: for `demeter guest assess`
+    /// Only observe, without moves: for `demeter guest assess`
     #[arg(long, conflicts_with = "rate_limit_mib_s")]
     observe_only: bool,
     /// Let the host size this VM: auto, if the VM has a port for it, or off
@@ -135,7 +135,7 @@ struct RunArgs {
     /// FILE.1
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
-    /// Size of the recording at most, both files together, MiB
+    /// Maximum size of the recording, both files together, MiB
     #[arg(long, value_name = "MIB")]
     record_max_mib: Option<u64>,
     /// Only relay between the host and the balloon driver; manage no tiers
@@ -143,7 +143,7 @@ struct RunArgs {
         "tiers", "epoch_ms", "sample_period", "rate_limit_mib_s", "observe_only", "socket", "listen", "record",
         "record_max_mib"])]
     relay_only: bool,
-    /// Only undo what an agent that was killed has left behind: its kdamond, and DAMON_STAT turned off
+    /// Only clean up after an agent that was killed: remove its kdamond, and turn DAMON_STAT on again
     #[arg(long, conflicts_with_all = ["pid", "cgroup", "all", "config", "balloon", "tracker",
         "tiers", "epoch_ms", "sample_period", "rate_limit_mib_s", "observe_only", "socket", "listen", "record",
         "record_max_mib", "relay_only"])]
@@ -157,7 +157,7 @@ struct RunArgs {
 }
 
 impl RunArgs {
-    /// The file's keys, overridden by the flags.
+    /// The file's keys, overridden by flags.
     fn config(self) -> anyhow::Result<Config> {
         let mut config = self
             .config
@@ -186,7 +186,7 @@ impl RunArgs {
     }
 }
 
-/// Runs the agent until it is told to stop, or its processes have ended.
+/// Runs the agent until a signal, or until its processes have ended.
 pub fn guest(args: Args) -> anyhow::Result<()> {
     if let Some(command) = &args.command {
         return command.run();
@@ -205,7 +205,7 @@ pub fn guest(args: Args) -> anyhow::Result<()> {
     let (controls, received) = mpsc::channel();
     let stop = controls.clone();
     signals::on_end(move || {
-        // Nobody is left to stop where it has ended by itself.
+        // The agent may have ended by itself.
         let _ = stop.send(Control::Stop);
     })?;
     match config {

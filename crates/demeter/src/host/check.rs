@@ -1,4 +1,4 @@
-//! `demeter host check`: whether a configuration can be used here, and what it would change.
+//! `demeter host check`: checks a configuration, and shows what it would change.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use demeter_policy::MIB;
 use super::client::Client;
 use crate::output;
 
-/// Reads a file, looks at this machine, and asks the controller, if one runs, what it has.
+/// Checks a file against this machine, and asks a running controller for its present configuration.
 pub fn check(file: &Path, client: &Client) -> anyhow::Result<()> {
     let config = Config::load(file)?;
     let wrong = wrong(&config);
@@ -25,7 +25,7 @@ pub fn check(file: &Path, client: &Client) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Changes as lines.
+/// Changes, one per line.
 pub fn lines(changes: &[KeyChange]) -> String {
     match changes {
         [] => "nothing changes\n".into(),
@@ -33,7 +33,7 @@ pub fn lines(changes: &[KeyChange]) -> String {
     }
 }
 
-/// Lines about what this machine lacks.
+/// Lines about missing parts of this machine.
 fn wrong(config: &Config) -> Vec<String> {
     let mut wrong = vec![];
     for (name, vm) in &config.vms {

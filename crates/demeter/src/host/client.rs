@@ -1,4 +1,4 @@
-//! The host controller's API from the outside: one HTTP request per connection on its Unix socket.
+//! A client of the host controller's API: one HTTP request per connection on its Unix socket.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,13 +10,13 @@ use demeter_proto::shown;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// How long the controller may think.
+/// Time limit for an answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where the controller listens by default.
+/// The controller's default socket.
 pub const SOCKET: &str = "/run/demeter/host.sock";
 
-/// Where the controller listens.
+/// The connection to a controller.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Client {
     /// The host controller's Unix socket
@@ -25,33 +25,33 @@ pub struct Client {
 }
 
 impl Client {
-    /// Asks for something.
+    /// Sends a GET request.
     pub fn get<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
         let body = self.request(&format!("GET {path}"), "")?;
         serde_json::from_str(&body)
             .with_context(|| format!("{} gives an answer that is not ours", self.socket.display()))
     }
 
-    /// Tells to do something.
+    /// Sends a PUT request.
     pub fn put(&self, path: &str, body: &impl Serialize) -> anyhow::Result<()> {
         self.request(&format!("PUT {path}"), &serde_json::to_string(body)?)?;
         Ok(())
     }
 
-    /// Tells to do something that needs no more words.
+    /// Sends a POST request without a body.
     pub fn post(&self, path: &str) -> anyhow::Result<()> {
         self.request(&format!("POST {path}"), "")?;
         Ok(())
     }
 
-    /// The same where something is answered.
+    /// Sends a POST request and parses the answer.
     pub fn post_for<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
         let body = self.request(&format!("POST {path}"), "")?;
         serde_json::from_str(&body)
             .with_context(|| format!("{} gives an answer that is not ours", self.socket.display()))
     }
 
-    /// The body of a good answer; a bad one is an error with its reason.
+    /// The body of a successful answer; otherwise an error with the controller's reason.
     fn request(&self, question: &str, body: &str) -> anyhow::Result<String> {
         let socket = self.socket.display();
         let (status, body) = match demeter_http::ask(&self.socket, question, body, TIMEOUT) {

@@ -1,4 +1,4 @@
-//! `demeter host`: the controller of a host's VMs, and talking to it.
+//! `demeter host`: runs the controller of a host's VMs, or queries it.
 
 mod check;
 pub mod client;
@@ -20,10 +20,10 @@ use demeter_policy::{ByteCount, MIB, NodeId, PerTier};
 use crate::names::names;
 use crate::output;
 
-/// How often a VM is looked at while it is waited for.
+/// Polling interval while waiting for a VM's size.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// How often `watch` asks for news.
+/// Polling interval of `watch`.
 const WATCH_EVERY: Duration = Duration::from_millis(500);
 
 /// Gives each VM of this machine its share of fast and slow memory.
@@ -62,9 +62,9 @@ struct RunArgs {
 
 #[derive(clap::Subcommand)]
 enum Command {
-    /// Run the controller; the same as `demeter host --config FILE`
+    /// Run the controller, like `demeter host --config FILE`
     Run(RunArgs),
-    /// Show the pool and what each VM has of it
+    /// Show the pool and each VM's memory
     Status {
         #[command(flatten)]
         client: Client,
@@ -72,9 +72,9 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Give a VM another size
+    /// Resize a VM
     Set(SetArgs),
-    /// Manage a marked VM again, whose guest was caught lying (`demeter host status` says why)
+    /// Manage a marked VM again, whose guest named memory that it does not hold (see `demeter host status`)
     Forgive {
         /// The VM
         vm: String,
@@ -104,7 +104,7 @@ To apply it, while the domain does not run:
         #[command(flatten)]
         client: Client,
     },
-    /// Have the controller take over what its configuration's file says now, as SIGHUP does
+    /// Make the controller reload its configuration file, as SIGHUP does
     Reload {
         #[command(flatten)]
         client: Client,
@@ -129,13 +129,13 @@ struct XmlArgs {
     /// Slow memory of a domain without two cells, MiB [default: the rest of its memory]
     #[arg(long, value_name = "MIB")]
     slow_mib: Option<u64>,
-    /// Which of its cells is fast memory, where it has cells with CPUs in several
+    /// The cell of fast memory, if several cells have CPUs
     #[arg(long, value_name = "CELL", requires = "slow_cell")]
     fast_cell: Option<u32>,
-    /// Which is slow memory
+    /// The cell of slow memory
     #[arg(long, value_name = "CELL", requires = "fast_cell")]
     slow_cell: Option<u32>,
-    /// The host's node of fast memory, to which the fast cell is bound [default: as this host says]
+    /// The host's node of fast memory, to which the fast cell is bound [default: detected]
     #[arg(long, value_name = "NODE", requires = "slow_node")]
     fast_node: Option<u32>,
     /// The host's node of slow memory
@@ -163,14 +163,14 @@ struct SetArgs {
     /// Its slow memory, MiB
     #[arg(long, value_name = "MIB")]
     slow_mib: Option<u64>,
-    /// Wait until it has that; the limit is in seconds
+    /// Wait until the VM has this size, at most this many seconds
     #[arg(long, value_name = "S")]
     wait: Option<u64>,
     #[command(flatten)]
     client: Client,
 }
 
-/// Runs what was asked for.
+/// Runs the subcommand.
 pub fn host(args: Args) -> anyhow::Result<()> {
     match args.command.unwrap_or(Command::Run(args.run)) {
         Command::Run(args) => run(args),
@@ -230,7 +230,7 @@ fn set(args: SetArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Whether a VM owns what it is to own of the tiers that were set.
+/// Whether a VM owns its target in the tiers that were set.
 fn has(vm: &VmView, tiers: &Tiers) -> bool {
     let reached = |wanted: Option<u64>, of: fn(TierView) -> u64| {
         wanted.is_none() || vm.owned.map(of) == Some(of(vm.target))
@@ -295,7 +295,7 @@ mod tests {
             slow_bytes,
         };
         let vm = VmView {
-            // Slow memory is less than was set: the guest's kernel may take the rest by itself.
+            // Slow memory is below the target: the guest's kernel may take the rest by itself.
             target: tiers(8, 3),
             owned: Some(tiers(7, 3)),
             ..VmView::default()

@@ -1,4 +1,4 @@
-//! The host's snapshot as text.
+//! Formats the host's status for people.
 
 use demeter_host::view::{EventView, HostView, RelocationView, TierView};
 use demeter_policy::MIB;
@@ -64,7 +64,7 @@ pub fn text(view: &HostView) -> String {
         let cells = row.iter().zip(&widths).enumerate();
         let line: Vec<_> = cells
             .map(|(column, (cell, &width))| match column {
-                // Numbers stand right.
+                // Numbers are right-aligned.
                 2..=8 => format!("{cell:>width$}"),
                 _ => format!("{cell:width$}"),
             })
@@ -88,7 +88,7 @@ pub fn text(view: &HostView) -> String {
     text
 }
 
-/// Seconds that moves took and have saved, with a word where the agent rests; `-` where no agent runs.
+/// Seconds that moves took and saved, with a word if the agent has suspended them; `-` without an agent.
 pub fn relocation(of: Option<RelocationView>) -> [String; 2] {
     let Some(of) = of else {
         return ["-".into(), "-".into()];
@@ -101,7 +101,7 @@ pub fn relocation(of: Option<RelocationView>) -> [String; 2] {
     ]
 }
 
-/// MiB owned of each tier, fast first; `-` where nobody knows.
+/// MiB owned of each tier, fast first; `-` if unknown.
 pub fn owned(tiers: Option<TierView>) -> [String; 2] {
     match tiers {
         Some(tiers) => [tiers.fast_bytes, tiers.slow_bytes].map(|bytes| (bytes / MIB).to_string()),
@@ -109,7 +109,7 @@ pub fn owned(tiers: Option<TierView>) -> [String; 2] {
     }
 }
 
-/// A share as a percentage; `-` where nobody knows.
+/// A share as a percentage; `-` if unknown.
 pub fn share(share: Option<f64>) -> String {
     share.map_or("-".into(), |share| format!("{:.0} %", share * 100.0))
 }

@@ -1,4 +1,4 @@
-//! This host's tiers, as its kernel and its firmware tell them.
+//! Detects this host's tiers from kernel and firmware.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use demeter_host::hypervisor::libvirt::{HostTier, Speed};
 use demeter_host::probe;
 use demeter_policy::{NodeId, PerTier};
 
-/// The tiers: the nodes that are named, or those that this host has, if it has two.
+/// The tiers: the configured nodes, or those of this host if it has two.
 pub fn of_host(named: Option<PerTier<NodeId>>) -> Option<PerTier<HostTier>> {
     let root = Path::new("/");
     let found = || {
@@ -23,7 +23,7 @@ pub fn of_host(named: Option<PerTier<NodeId>>) -> Option<PerTier<HostTier>> {
     }))
 }
 
-/// Speed of a node by the firmware (HMAT), as the kernel tells it (Documentation/admin-guide/mm/numaperf).
+/// Speed of a node from the firmware (HMAT), as exported by the kernel (Documentation/admin-guide/mm/numaperf).
 fn speed(root: &Path, node: NodeId) -> Option<Speed> {
     let folder = format!("sys/devices/system/node/node{node}/access0/initiators");
     let folder: PathBuf = root.join(folder);

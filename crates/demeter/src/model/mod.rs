@@ -1,4 +1,4 @@
-//! `demeter model`: what direct segments would save, from counters of runs without them.
+//! `demeter model`: predicts the benefit of direct segments from counters of runs without them.
 
 mod perf;
 
@@ -47,7 +47,7 @@ pub struct Args {
     json: bool,
 }
 
-/// A program, what is predicted for it, and what the simulator's full model says, by mode.
+/// A program with its predictions and the simulator's own results, by mode.
 struct Predicted {
     name: String,
     overheads: Overheads,
@@ -62,7 +62,7 @@ pub fn model(args: &Args) -> anyhow::Result<()> {
                 native: perf::load(native)?,
                 virtualized: perf::load(virtual_run)?,
                 segment_share: args.segment_share,
-                // The unit is a cycle.
+                // The unit is one cycle.
                 check_time: 1.0,
             };
             vec![Predicted {
@@ -79,7 +79,7 @@ pub fn model(args: &Args) -> anyhow::Result<()> {
             );
             of_result(&RunResult::load(path)?, args).with_context(|| path.display().to_string())?
         }
-        // Excluded by the options themselves.
+        // The options exclude this case.
         _ => vec![],
     };
     output::print(match args.json {
@@ -174,7 +174,7 @@ fn modes(overheads: &Overheads) -> [(&'static str, f64); 6] {
 fn table(predicted: &[Predicted]) -> String {
     let mut text = String::new();
     for program in predicted {
-        // Writing to a text cannot fail.
+        // Writing to a String cannot fail.
         let _ = writeln!(text, "{}", program.name);
         let _ = writeln!(
             text,

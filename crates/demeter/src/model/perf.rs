@@ -1,4 +1,4 @@
-//! What `perf stat` printed: for people, with `-x,` or with `-j`.
+//! Parses the output of `perf stat`: plain, with `-x,` or with `-j`.
 
 use std::path::Path;
 
@@ -6,16 +6,16 @@ use anyhow::{Context, bail, ensure};
 use demeter_sim::linear::Counters;
 use serde_json::Value;
 
-/// Longest file that is read, bytes.
+/// Maximum file size, bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
-/// What must be counted, as a person asks for it.
+/// The necessary events, as given to perf.
 const EVENTS: &str = "cycles, dtlb_load_misses.walk_completed, dtlb_store_misses.walk_completed, \
                       dtlb_load_misses.walk_active, dtlb_store_misses.walk_active";
 
 /// Reads the counters of a run.
 ///
 /// # Errors
-/// Which file, what is missing in it, and what to count.
+/// The file, the missing events, and how to count them.
 pub fn load(path: &Path) -> anyhow::Result<Counters> {
     let name = path.display();
     let size = std::fs::metadata(path).with_context(|| format!("cannot read {name}"))?;
@@ -35,7 +35,7 @@ fn counters(text: &str) -> anyhow::Result<Counters> {
             continue;
         };
         let Some(value) = value else {
-            // Others than those that are needed may be missing.
+            // Other events may be missing.
             if role(&event).is_some() {
                 bail!(
                     "{event} was not counted; run perf stat with fewer events, or on another CPU"
@@ -56,7 +56,7 @@ fn counters(text: &str) -> anyhow::Result<Counters> {
     };
     Ok(Counters {
         time: need(sum(Role::Cycles), "cycles")?,
-        // Walks that began count where nobody counted those that ended.
+        // Started walks count if completed ones were not counted.
         walks: need(sum(Role::Walks).or(sum(Role::WalksBegun)), "page walks")?,
         walk_time: need(sum(Role::WalkCycles), "cycles of page walks")?,
     })
@@ -70,9 +70,9 @@ enum Role {
     WalkCycles,
 }
 
-/// What an event counts for the model. Intel's names, from Sandy Bridge on.
+/// The role of an event in the model, by Intel's names since Sandy Bridge.
 fn role(event: &str) -> Option<Role> {
-    // Without the unit of a hybrid processor and the mode: cpu_core/cycles/u, cycles:u.
+    // Removes the PMU of a hybrid processor and the mode: cpu_core/cycles/u, cycles:u.
     let event = event.strip_suffix("/u").unwrap_or(event);
     let event = event
         .split(':')
@@ -93,7 +93,7 @@ fn role(event: &str) -> Option<Role> {
     }
 }
 
-/// The event of a line and its count; no count where perf has none.
+/// A line's event and count; `None` if perf has no count.
 fn count(line: &str) -> Option<(String, Option<f64>)> {
     let line = line.trim();
     if line.starts_with('{') {
@@ -112,14 +112,14 @@ fn count(line: &str) -> Option<(String, Option<f64>)> {
     if let Some(event) = fields.nth(1).filter(|_| count.parse::<f64>().is_ok()) {
         return Some((event.trim().into(), count.parse().ok()));
     }
-    // `<not counted>`, `<not supported>`, with the event behind.
+    // `<not counted>` or `<not supported>`, followed by the event.
     let rest = line.strip_prefix("<not ")?;
     let event = rest.split(|c: char| c == ',' || c.is_whitespace());
     let event = event.skip(1).find(|word| !word.is_empty())?;
     Some((event.into(), None))
 }
 
-/// A count with a comma at each third digit.
+/// Parses a count with commas between groups of three digits.
 fn number(text: &str) -> Option<f64> {
     let plain = text.replace(',', "");
     let is_grouped = text.split(',').skip(1).all(|group| group.len() == 3);

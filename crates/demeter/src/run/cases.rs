@@ -1,4 +1,4 @@
-//! Many scenarios in turn, as the cases of one result.
+//! Runs many scenarios as the cases of one result.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -9,21 +9,21 @@ use demeter_scenario::Scenario;
 
 use crate::output;
 
-/// More scenarios than anybody keeps in a folder.
+/// Maximum number of scenarios.
 pub const SCENARIOS_MAX: usize = 1000;
 
-/// Scenarios, and what they are together.
+/// Several scenarios of one result.
 pub struct Cases {
     /// Name of the result.
     pub name: String,
-    /// The seed that tells these cases from others.
+    /// The seed that identifies these cases.
     pub seed: u64,
     /// At least one.
     pub scenarios: Vec<Scenario>,
 }
 
 impl Cases {
-    /// The scenarios of files and folders, each changed as `adapt` says.
+    /// Loads files and folders; `adapt` changes each scenario.
     pub fn load(paths: &[PathBuf], adapt: impl Fn(&mut Scenario)) -> anyhow::Result<Self> {
         let mut scenarios = vec![];
         for path in files(paths)? {
@@ -42,7 +42,7 @@ impl Cases {
         let Some(seed) = scenarios.first().map(|scenario| scenario.seed) else {
             bail!("there is no scenario (*.toml) in {}", first.display());
         };
-        // Files are named together by their folder.
+        // Several files are named after their folder.
         let folder = match first.is_dir() {
             true => Some(first),
             false => first.parent().filter(|folder| folder.file_name().is_some()),
@@ -57,8 +57,7 @@ impl Cases {
         })
     }
 
-    /// Runs all of them by `run`; writes the result to `json` after each, so that what was measured is
-    /// kept whatever follows.
+    /// Runs all scenarios by `run`. Writes the result to `json` after each, so that a later failure loses nothing.
     pub fn run(
         &self,
         on: &str,
@@ -98,7 +97,7 @@ impl Cases {
 }
 
 impl Cases {
-    /// Whether there are several that differ in their size and nothing else.
+    /// Whether there are several that differ only in size.
     fn differ_in_size(&self) -> bool {
         let mut others = self.scenarios.iter();
         let Some(first) = others.next().map(Scenario::without_size) else {
@@ -111,7 +110,7 @@ impl Cases {
     }
 }
 
-/// These files, and the scenario files of these folders, by name.
+/// The files, and the folders' scenario files, by name.
 fn files(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     let mut files = vec![];
     for path in paths {

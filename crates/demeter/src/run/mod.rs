@@ -1,4 +1,4 @@
-//! `demeter run`: scenarios under several systems, with live progress and a result file.
+//! `demeter run`: runs scenarios under several systems, with progress and a result file.
 
 mod cases;
 mod random;
@@ -25,21 +25,20 @@ use crate::trace;
 /// Bytes in a mebibyte, for people.
 const MIB: f64 = (1u64 << 20) as f64;
 
-/// Where a scenario runs.
+/// The place where a scenario runs.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Place {
     /// In real VMs with emulated slow memory.
     Lab,
     /// On the simulator.
     Sim,
-    /// On this machine's own fast and slow node, as root, with their own latency and bandwidth.
-    /// It occupies fast memory so that the scenario's `usable_mib` stays free. At the end the kernel's
-    /// settings are as before.
+    /// On this machine's own fast and slow node, as root, with their own latency and bandwidth. It occupies fast memory
+    /// so that the scenario's `usable_mib` stays free, and restores the kernel's settings at the end.
     Here,
 }
 
 impl Place {
-    /// As a result file names it.
+    /// Its name in result files.
     fn name(self) -> &'static str {
         match self {
             Self::Lab => "lab",
@@ -48,7 +47,7 @@ impl Place {
         }
     }
 
-    /// As the catalogue names it.
+    /// Its name in the catalogue.
     fn of_catalogue(self) -> demeter_scenario::Place {
         match self {
             Self::Lab => demeter_scenario::Place::Lab,
@@ -64,8 +63,8 @@ pub struct Args {
     /// Scenario files, or folders of them; several give a table with the worst first
     #[arg(value_name = "SCENARIO")]
     scenarios: Vec<PathBuf>,
-    /// Run N random scenarios instead, on the simulator, under none, demeter and demeter-damon: 256 MiB
-    /// to 64 GiB with hot sets, laws of popularity and sweeps. Each seed gives new ones
+    /// Run N random scenarios instead, on the simulator, under none, demeter and demeter-damon: 256 MiB to 64 GiB with
+    /// hot sets, Zipf popularity and sweeps. Each seed gives new ones
     #[arg(long, value_name = "N")]
     random: Option<u64>,
     /// Write the random scenarios to this folder, to run them again
@@ -80,26 +79,25 @@ pub struct Args {
     /// Run only this system (see `demeter systems`); may be repeated
     #[arg(long = "system", value_name = "NAME", value_parser = systems::parser())]
     systems: Vec<System>,
-    /// Seed of the workload instead of the scenario's. With --random it is the seed of the scenarios, and
-    /// drawn and printed if it is missing
+    /// Seed of the workload instead of the scenario's. With --random it is the seed of the scenarios; by default it is
+    /// random, and printed
     #[arg(long)]
     seed: Option<u64>,
-    /// Seconds of the timed phase instead of the scenario's
+    /// Length of the timed phase instead of the scenario's, seconds
     #[arg(long, value_name = "S")]
     duration: Option<u64>,
-    /// Run each system with N seeds, from the scenario's on, and show the run with the median. In the lab
-    /// all systems run once before any runs again
+    /// Run each system with N seeds, counted up from the scenario's, and show the median run. In the lab all systems
+    /// run once before any runs again
     #[arg(long, value_name = "N", default_value = "1")]
     repeat: NonZeroU32,
-    /// In the lab, repeat a run that the host disturbed up to N times; the least disturbed run counts
+    /// In the lab, repeat a disturbed run up to N times; the least disturbed run counts
     #[arg(long, value_name = "N", default_value = "1")]
     retries: u32,
-    /// In the lab, run N systems side by side, so that the host slows all alike. Each needs a core for each
-    /// virtual CPU
+    /// In the lab, run N systems side by side, so that the host slows all alike. Each needs a core for each virtual CPU
     #[arg(long, value_name = "N", default_value = "1")]
     at_once: NonZeroUsize,
-    /// Keep the logs of all VMs, not only of failed ones, and the agent's recording for
-    /// `demeter replay`, in this folder
+    /// Keep the logs of all VMs, not only of failed ones, and the agent's recording for `demeter replay`, in this
+    /// folder
     #[arg(long, value_name = "DIR")]
     keep_logs: Option<PathBuf>,
     #[command(flatten)]
@@ -133,7 +131,7 @@ fn run_one(args: &Args, path: &Path, stop: &AtomicBool) -> anyhow::Result<()> {
     args.adapt(&mut scenario);
     scenario.check()?;
     let (result, ended) = measure(args, &scenario, stop)?;
-    // What was measured before a VM failed is kept.
+    // Results from before a VM failed are kept.
     if !result.systems.is_empty() || !result.cases.is_empty() {
         if let Some(path) = &args.json {
             result.save(path)?;
@@ -143,10 +141,10 @@ fn run_one(args: &Args, path: &Path, stop: &AtomicBool) -> anyhow::Result<()> {
     Ok(ended?)
 }
 
-/// What a run has measured, and why it ended early, if it did.
+/// The result of a run, and the error that ended it early, if any.
 type Measured = (RunResult, Result<(), demeter_lab::Error>);
 
-/// Runs one scenario where it is to run.
+/// Runs one scenario in its place.
 fn measure(args: &Args, scenario: &Scenario, stop: &AtomicBool) -> anyhow::Result<Measured> {
     let lab = || {
         Lab::from_env().map(|lab| Lab {
@@ -199,13 +197,11 @@ fn measure(args: &Args, scenario: &Scenario, stop: &AtomicBool) -> anyhow::Resul
 }
 
 impl Args {
-    /// Refuses options that do not go together.
+    /// Rejects contradicting options.
     fn check(&self) -> anyhow::Result<()> {
         let is_random = self.random.is_some();
         if self.scenarios.is_empty() && !is_random {
-            bail!(
-                "no scenario: give the path of one, as scenarios/gups.toml, or --random N --on sim"
-            );
+            bail!("no scenario: give a path such as scenarios/gups.toml, or --random N --on sim");
         }
         if is_random && !self.scenarios.is_empty() {
             bail!("--random makes its own scenarios: leave out the path, or --random");
@@ -219,7 +215,7 @@ impl Args {
         Ok(())
     }
 
-    /// Lays what the command line says over a scenario.
+    /// Applies the command line to a scenario.
     fn adapt(&self, scenario: &mut Scenario) {
         if !self.systems.is_empty() {
             scenario.systems = self.systems.clone();
@@ -244,7 +240,7 @@ impl Args {
     }
 }
 
-/// One line of progress on standard error.
+/// Prints a line of progress on standard error.
 pub(crate) fn show(run: &str, report: &VmMessage) {
     let line = match report {
         VmMessage::Booted {
@@ -295,7 +291,7 @@ pub(crate) fn show(run: &str, report: &VmMessage) {
     output::say(format_args!("{run:13} {line}"));
 }
 
-/// The workload's speed, or those of its programs.
+/// Speed of the workload, or of its programs.
 fn speed(rate: Option<Rate>, programs: &[ProgramFigure]) -> String {
     let of_program = |program: &ProgramFigure| {
         let value = match program.value {
@@ -309,7 +305,7 @@ fn speed(rate: Option<Rate>, programs: &[ProgramFigure]) -> String {
     rate.chain(programs.iter().map(of_program)).collect()
 }
 
-/// Where the hot set lies, if anybody knows.
+/// Share of the hot set in fast memory, if known.
 fn hot(in_fast: Option<f64>) -> String {
     in_fast.map_or(String::new(), |share| {
         format!("  hot set {:3.0} % fast", share * 100.0)

@@ -1,4 +1,4 @@
-//! `demeter run --random N`: scenarios that nobody has seen.
+//! `demeter run --random N`: new random scenarios.
 
 use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
@@ -10,8 +10,9 @@ use demeter_scenario::Scenario;
 use super::cases::{Cases, SCENARIOS_MAX};
 use crate::output;
 
-/// The first `count` random scenarios of a seed, each changed as `adapt` says; of a drawn seed, if
-/// none is given. They are kept in the folder `keep`.
+/// The first `count` random scenarios of a seed, changed by `adapt` and kept in the folder `keep`.
+///
+/// Without a seed, a random one is drawn.
 pub fn cases(
     count: u64,
     seed: Option<u64>,
@@ -41,12 +42,12 @@ pub fn cases(
     })
 }
 
-/// A seed that people can read out: 32 bits from the kernel, which seeds every hasher.
+/// A seed of 32 bits, short enough to read out, from the kernel's randomness behind every hasher.
 fn draw() -> u64 {
     RandomState::new().hash_one(()) >> 32
 }
 
-/// Writes each scenario to a file of its own.
+/// Writes each scenario to its own file.
 fn keep(folder: &Path, scenarios: &[Scenario]) -> anyhow::Result<()> {
     std::fs::create_dir_all(folder)
         .with_context(|| format!("cannot make the folder {}", folder.display()))?;

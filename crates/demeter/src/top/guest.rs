@@ -1,4 +1,4 @@
-//! A guest's processes, how hot which of their memory is, and what moves.
+//! `demeter top --guest`: a guest's processes, their heat, and moves.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -18,29 +18,29 @@ use crate::guest::client::Client;
 use crate::guest::heat::Pictures;
 use crate::host::status;
 
-/// Most lines of the picture of heat, with its frame: the newest are shown.
+/// Maximum height of the heat picture with its frame; the newest lines are shown.
 const PICTURE_LINES: u16 = 18;
 
-/// Most processes that are shown at a time.
+/// Maximum number of processes shown at a time.
 const PROCESSES: usize = 8;
 
-/// What is on the screen.
+/// The contents of the screen.
 #[derive(Debug, Default)]
 pub(super) struct Shown {
     client: Client,
     status: Status,
     heat: Heat,
     pictures: Pictures,
-    /// When it was looked at first and last.
+    /// Time of the first and the last reading.
     looked: Option<[Instant; 2]>,
-    /// MiB that are moved in a second, up and down.
+    /// Rates of promotion and demotion, MiB per second.
     rates: [f64; 2],
-    /// Which process is shown, by its place among the agent's.
+    /// Index of the shown process in the agent's list.
     chosen: usize,
 }
 
 impl Shown {
-    /// Of the agent that listens there.
+    /// A screen of the agent at this socket.
     pub(super) fn new(socket: PathBuf) -> Self {
         Self {
             client: Client { socket },
@@ -48,7 +48,7 @@ impl Shown {
         }
     }
 
-    /// Takes what the agent told at a moment.
+    /// Adds a reading of the agent.
     fn look(&mut self, now: Instant, status: Status, heat: Heat) {
         let [first, last] = self.looked.unwrap_or([now, now]);
         let s = now.duration_since(last).as_secs_f64();
@@ -118,7 +118,7 @@ impl Shown {
         };
         let text = self.pictures.of(process.pid).map(|picture| picture.text());
         let text = text.unwrap_or_else(|| "it accesses no memory\n".into());
-        // The first line says what is what, the newest are the last.
+        // The first line is the legend, and the last lines are the newest.
         let (legend, lines) = text.split_once('\n').unwrap_or((&text, ""));
         let room = usize::from(area.height.saturating_sub(3));
         let lines: Vec<&str> = lines.lines().collect();
@@ -157,7 +157,7 @@ fn headline(status: &Status) -> String {
     )
 }
 
-/// How much of what is in use lies in fast memory.
+/// Share of the working set in fast memory.
 fn working_set(status: &Status) -> Gauge<'static> {
     let (fast, slow) = (status.working_set_fast_bytes, status.working_set_slow_bytes);
     let label = format!(
@@ -218,7 +218,7 @@ fn process_table(targets: &[TargetStatus], chosen: usize) -> Table<'_> {
         .block(Block::bordered().title(" processes "))
 }
 
-/// The hottest ranges, as many as there is room for.
+/// The hottest ranges that fit.
 fn range_table(ranges: &[RangeHeat], room: usize) -> Table<'static> {
     let header = [
         "addresses",

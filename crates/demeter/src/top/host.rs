@@ -1,4 +1,4 @@
-//! A host's VMs and tiers.
+//! `demeter top`: a host's VMs and tiers.
 
 use std::path::PathBuf;
 
@@ -15,10 +15,10 @@ use super::{BAR, Screen, bar, share, tier_color};
 use crate::host::client::Client;
 use crate::host::status;
 
-/// Events that are kept for the picture.
+/// Maximum number of kept events.
 const EVENTS_MAX: usize = 100;
 
-/// In which order VMs stand.
+/// The order of VMs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Order {
     /// VMs with a problem first, then by name.
@@ -53,7 +53,7 @@ impl Order {
         }
     }
 
-    /// The VMs in this order; those that are alike by name.
+    /// The VMs in this order; equal ones by name.
     fn sorted(self, vms: &[VmView]) -> Vec<&VmView> {
         let mut sorted: Vec<_> = vms.iter().collect();
         sorted.sort_by(|a, b| a.name.cmp(&b.name));
@@ -68,7 +68,7 @@ impl Order {
             Self::Name => {}
             Self::Fast => sorted.sort_by_key(|vm| std::cmp::Reverse(owned(vm).fast_bytes)),
             Self::Slow => sorted.sort_by_key(|vm| std::cmp::Reverse(owned(vm).slow_bytes)),
-            // VMs without a hit share stand last.
+            // VMs without a hit share come last.
             Self::Hit => {
                 sorted.sort_by_key(|vm| vm.fast_hit.map_or(1001, |hit| (hit * 1000.0) as u32))
             }
@@ -77,22 +77,22 @@ impl Order {
     }
 }
 
-/// What is on the screen.
+/// The contents of the screen.
 #[derive(Debug, Default)]
 pub(super) struct Shown {
     client: Client,
     view: HostView,
-    /// The newest last.
+    /// The newest is last.
     events: Vec<EventView>,
     order: Order,
-    /// The first VM of the table.
+    /// Index of the table's first VM.
     first: usize,
-    /// VMs that the table had room for when it was drawn last.
+    /// Number of VMs that fitted when the table was last drawn.
     room: std::cell::Cell<usize>,
 }
 
 impl Shown {
-    /// Of the controller that listens there.
+    /// A screen of the controller at this socket.
     pub(super) fn new(socket: PathBuf) -> Self {
         Self {
             client: Client { socket },
@@ -100,7 +100,7 @@ impl Shown {
         }
     }
 
-    /// The last VM that the table may begin with.
+    /// Index of the last VM at which the table may start.
     fn first_max(&self) -> usize {
         self.view.vms.len().saturating_sub(self.room.get().max(1))
     }
@@ -174,7 +174,7 @@ fn draw(frame: &mut Frame, shown: &Shown) {
     };
     pool_gauge(frame, fast, of_tier("fast", |of| of.fast_bytes));
     pool_gauge(frame, slow, of_tier("slow", |of| of.slow_bytes));
-    // Without its frame and its head.
+    // The height without frame and heading.
     shown.room.set(usize::from(table.height.saturating_sub(3)));
     frame.render_widget(vm_table(shown, table.width), table);
     let room = usize::from(events.height.saturating_sub(2));
@@ -187,12 +187,12 @@ fn draw(frame: &mut Frame, shown: &Shown) {
     frame.render_widget(Paragraph::new(lines).block(block), events);
 }
 
-/// A pool and what is promised of it.
+/// A pool and its committed memory.
 struct PoolLine {
     tier: &'static str,
     committed: u64,
     pool: u64,
-    /// Held beyond the pool.
+    /// Memory held beyond the pool.
     excess: u64,
 }
 
@@ -214,10 +214,10 @@ fn pool_gauge(frame: &mut Frame, area: Rect, of: PoolLine) {
     frame.render_widget(gauge, area);
 }
 
-/// The widest that a name is shown.
+/// Maximum width of a name.
 const NAME_WIDTH_MAX: u16 = 24;
 
-/// From this width on there are bars, and what moves cost.
+/// Width from which bars and the cost of moves are shown.
 const WIDE: u16 = 120;
 
 fn vm_table(shown: &Shown, width: u16) -> Table<'_> {
@@ -392,7 +392,7 @@ mod tests {
         }
     }
 
-    /// 300 VMs, of which three have a problem.
+    /// 300 VMs, three of them with a problem.
     fn many() -> Shown {
         let vm = |number: usize| VmView {
             name: format!("tenant-{number:03}"),

@@ -1,4 +1,4 @@
-//! `demeter top`: a host's VMs, or a guest's processes, live in a terminal.
+//! `demeter top`: a live view of a host's VMs, or a guest's processes.
 
 mod guest;
 mod host;
@@ -15,17 +15,17 @@ use ratatui::style::{Color, Style};
 use crate::guest::client;
 use crate::host::client::SOCKET;
 
-/// How often the picture is made anew.
+/// Interval between two readings.
 const REFRESH: Duration = Duration::from_secs(1);
 
-/// Characters of a bar in a table.
+/// Width of a bar in a table, characters.
 const BAR: usize = 12;
 
-/// Shows VMs, tiers, pool and hit share of this host's controller, live; or processes, ranges, heat and
-/// moves of this guest's agent.
+/// Shows VMs, tiers, pool and hit share of this host's controller, live; or processes, ranges, heat and moves of this
+/// guest's agent.
 ///
-/// Leave with q. VMs that have a problem stand first; s sorts otherwise, the arrows and the keys for pages
-/// scroll. With --guest, up and down choose the process.
+/// Leave with q. VMs with a problem come first; s changes the order, and the arrow and page keys scroll. With --guest,
+/// up and down choose the process.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -41,17 +41,17 @@ pub struct Args {
     socket: Option<PathBuf>,
 }
 
-/// Something that is shown until the user leaves.
+/// A view that is shown until the user leaves.
 trait Screen {
-    /// Looks again at what is shown.
+    /// Reads the state again.
     fn refresh(&mut self) -> anyhow::Result<()>;
     /// Draws it.
     fn draw(&self, frame: &mut Frame);
-    /// Does what a key is for.
+    /// Handles a key.
     fn press(&mut self, _key: KeyCode) {}
 }
 
-/// Shows it until the user leaves, or the other side goes.
+/// Shows the view until the user leaves, or the server ends.
 pub fn top(args: Args) -> anyhow::Result<()> {
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         let once = match args.guest {
@@ -68,7 +68,7 @@ pub fn top(args: Args) -> anyhow::Result<()> {
 }
 
 fn show(mut screen: impl Screen) -> anyhow::Result<()> {
-    // The first picture before the screen changes: a missing server is told on a line.
+    // The first reading, before the screen changes, so that a missing server is reported on a line.
     screen.refresh()?;
     let mut terminal = ratatui::try_init().context("cannot use this terminal")?;
     let outcome = (|| loop {
@@ -111,7 +111,7 @@ fn tier_color(tier: &str) -> Style {
     })
 }
 
-/// A part of a whole, 0 to 1, whatever the numbers.
+/// A part of a whole, limited to 0 to 1.
 fn share(part: u64, whole: u64) -> f64 {
     (part as f64 / whole.max(1) as f64).clamp(0.0, 1.0)
 }

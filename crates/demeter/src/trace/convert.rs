@@ -1,4 +1,4 @@
-//! `demeter trace convert`: other tools' recordings as traces.
+//! `demeter trace convert`: converts other tools' recordings to traces.
 
 use std::path::PathBuf;
 
@@ -33,7 +33,7 @@ enum Format {
 pub fn convert(args: &Args) -> Result<()> {
     let mut source = Source::open(&args.input)?;
     let mut writer = Writer::create(&args.output)?;
-    // Neither format tells threads apart.
+    // Neither format distinguishes threads.
     let found = |events: &[Event]| writer.push(0, events.iter().copied());
     match args.from {
         Format::Lackey => trace::lackey(source.reader(), &args.input, found)?,

@@ -1,4 +1,4 @@
-//! `demeter trace info`: what is in a trace.
+//! `demeter trace info`: describes a trace.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use demeter_sim::trace::{Frame, Header, Reader, Span};
 
 use crate::output;
 
-/// Regions that are listed one by one, the largest.
+/// Maximum number of regions listed, the largest first.
 const LISTED: usize = 12;
 
 /// Arguments of `demeter trace info`.
@@ -26,7 +26,7 @@ struct Counts {
     instructions: u64,
 }
 
-/// Reads all of the trace and says what is in it.
+/// Reads the whole trace and describes it.
 pub fn info(args: &Args) -> Result<()> {
     let mut reader = Reader::open(&args.trace)?;
     let mut counts = Counts::default();

@@ -29,7 +29,7 @@ enum Command {
     Convert(convert::Args),
 }
 
-/// Does what was asked for.
+/// Runs the subcommand.
 pub fn trace(args: &Args) -> Result<()> {
     match &args.command {
         Command::Record(args) => record::record(args),

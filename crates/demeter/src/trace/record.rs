@@ -1,4 +1,4 @@
-//! `demeter trace record`: a program's accesses, by user-mode emulation.
+//! `demeter trace record`: records a program's accesses by user-mode emulation.
 
 use std::ffi::OsString;
 use std::ops::ControlFlow;
@@ -29,7 +29,7 @@ pub struct Args {
 
 /// Runs the program and writes its trace.
 pub fn record(args: &Args) -> Result<()> {
-    // Ctrl-C is for the program, too: it ends, and what was recorded is kept.
+    // Ctrl-C also ends the program, and the recording so far is kept.
     signals::stop_flag()?;
     let (program, program_args) = args.program.split_first().context("name a program")?;
     let writer = Writer::create(&args.output)?;
@@ -50,17 +50,17 @@ pub fn record(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// A trace that was made.
+/// A written trace.
 pub struct RecordedTrace {
-    /// What is in it.
+    /// Its contents.
     pub written: Written,
-    /// Whether the program was ended because there was enough.
+    /// Whether the program was ended at the limit.
     pub is_cut: bool,
-    /// How it ended.
+    /// How the program ended.
     pub end: RecordingEnd,
 }
 
-/// Writes what a program does to a trace, up to `limit` accesses.
+/// Writes a program's accesses to a trace, up to `limit`.
 pub fn write(
     recording: Recording,
     mut writer: Writer,
@@ -102,7 +102,7 @@ pub fn write(
     })
 }
 
-/// What a program has printed last, as the end of a line.
+/// The program's last output, to append to a line.
 pub fn last_words(end: &RecordingEnd) -> String {
     match end.last_lines.lines().next_back() {
         Some(last) => format!(": {last}"),

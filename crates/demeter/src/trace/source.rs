@@ -1,4 +1,4 @@
-//! A file to convert, decompressed on the way where its first bytes say so.
+//! A file to convert, decompressed if its first bytes show a compressed format.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek};
@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 const XZ: &[u8] = b"\xfd7zXZ\0";
 const GZIP: &[u8] = b"\x1f\x8b";
 
-/// What is read, and the program that decompresses it, if there is one.
+/// The input, with the program that decompresses it, if any.
 pub struct Source {
     reader: Box<dyn BufRead>,
     decompressor: Option<(&'static str, Child)>,
@@ -49,12 +49,12 @@ impl Source {
         })
     }
 
-    /// What to read from.
+    /// The reader of the input.
     pub fn reader(&mut self) -> &mut dyn BufRead {
         &mut *self.reader
     }
 
-    /// Says whether all of the file was decompressed; for after the end was read.
+    /// Checks that the whole file was decompressed; call it at the end of the input.
     pub fn finish(mut self) -> Result<()> {
         if let Some((program, child)) = &mut self.decompressor {
             let status = child
@@ -81,7 +81,7 @@ fn decompress(program: &str, file: File) -> io::Result<(Child, ChildStdout)> {
 impl Drop for Source {
     fn drop(&mut self) {
         if let Some((_, child)) = &mut self.decompressor {
-            // Both fail only when it has ended already, which is as well.
+            // Both fail only if the process has already ended.
             let _ = child.kill();
             let _ = child.wait();
         }

@@ -1,4 +1,4 @@
-//! A trace in place of a scenario's program, for the simulator, which runs none.
+//! Records a trace of a scenario's program, for the simulator, which runs no programs.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,16 +11,15 @@ use demeter_sim::trace::Writer;
 use super::record::{last_words, write};
 use crate::output;
 
-/// Accesses that are recorded of a scenario's program, which are then replayed again and again.
+/// Number of recorded accesses, which are replayed repeatedly.
 const ACCESSES: u64 = 100_000_000;
 
-/// Records the program of a scenario that names no trace, and names it. What was recorded once is kept
-/// in the cache.
+/// Records the program of a scenario without a trace, and sets the trace. Recordings are cached.
 pub fn stand_in(scenario: &mut Scenario, stop: &AtomicBool) -> Result<()> {
     let Workload::Program(programs) = &scenario.workload else {
         return Ok(());
     };
-    // Cgroups are refused by the simulator, whatever stands in.
+    // The simulator rejects cgroups in any case.
     if programs.trace.is_some() || programs.have_cgroups() {
         return Ok(());
     }
@@ -59,7 +58,7 @@ fn record(recorder: &Recorder, launch: &Launch, kept: &Path, stop: &AtomicBool) 
         return Err(demeter_lab::Error::Interrupted.into());
     }
     if !recorded.is_cut && !recorded.end.status.success() {
-        // What failed is not what the scenario means.
+        // The trace of a failed program is not the scenario's workload.
         std::fs::remove_file(kept).context("cannot remove its trace")?;
         bail!("{}{}", recorded.end.status, last_words(&recorded.end));
     }

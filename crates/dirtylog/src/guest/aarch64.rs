@@ -1,5 +1,6 @@
-//! Arm: EL1 with one table whose blocks of 1 GiB map guest-physical memory to itself. The MMU must be on: without
-//! it the guest's words would pass by the caches that we read them through.
+//! The guest on Arm: EL1, identity-mapped by one table of 1 GiB blocks.
+//!
+//! The MMU must be on. Without it the guest's stores would bypass the caches through which the host reads them.
 
 use std::arch::{asm, global_asm};
 
@@ -14,8 +15,7 @@ use crate::error::Error;
 use crate::memory::Memory;
 use crate::settings::{PAGE_BYTES, Settings};
 
-// x0: words; x1: slice; x2: its end; x3: stride; x4: where a store says that it has stopped; x5: the clock at the
-// last store.
+// x0: words; x1: slice; x2: its end; x3: stride; x4: address of the stop store; x5: time of the last store.
 global_asm!(
     ".pushsection .rodata",
     ".balign 4",
@@ -51,18 +51,18 @@ global_asm!(
     ".popsection",
 );
 
-/// Guest-physical address with nothing behind it: a store there is told to us.
+/// An unmapped guest-physical address: a store to it exits to us.
 const STOP_AT: u64 = PAGE_BYTES;
 const GIB: u64 = 1 << 30;
-/// A block, of the first kind of memory in [`MAIR`], shared between CPUs, accessed.
+/// A block of the first memory type in [`MAIR`], inner shareable, accessed.
 const BLOCK: u64 = 1 | 3 << 8 | 1 << 10;
-/// Normal memory, written back.
+/// Normal memory, write-back.
 const MAIR: u64 = 0xFF;
-/// 39 bits of addresses in pages of 4 KiB, walks through the caches, no second table, 40 bits of memory.
+/// 39-bit addresses, 4 KiB granule, cacheable walks, no second table, 40-bit physical addresses.
 const TCR: u64 = 25 | 1 << 8 | 1 << 10 | 3 << 12 | 1 << 23 | 2 << 32;
-/// MMU and caches on; the rest are bits that are always set.
+/// MMU and caches on; the other bits are reserved ones.
 const SCTLR: u64 = 0x30D0_0800 | 1 | 1 << 2 | 1 << 12;
-/// EL1 with its own stack pointer, all interrupts masked.
+/// EL1 with its own stack pointer and all interrupts masked.
 const PSTATE: u64 = 0x3C5;
 
 /// One table of the first level.
@@ -80,7 +80,7 @@ pub fn write_tables(settings: &Settings, system: &mut Memory) {
     }
 }
 
-/// Makes a virtual CPU ready to run the program.
+/// Prepares a virtual CPU to run the program.
 pub fn prepare(
     _: &Kvm,
     vm: &VmFd,
@@ -120,27 +120,27 @@ pub fn prepare(
     Ok(())
 }
 
-/// A register of `struct user_pt_regs`, of eight bytes each: x0 to x30, sp, pc (32), pstate (33).
+/// The id of a register in `struct user_pt_regs`: x0 to x30, sp, pc (32), pstate (33), eight bytes each.
 fn core(index: u64) -> u64 {
-    // KVM counts them in words of four bytes.
+    // KVM counts offsets in 4-byte words.
     KVM_REG_ARM64 | KVM_REG_SIZE_U64 | u64::from(KVM_REG_ARM_CORE) | index * 2
 }
 
-/// A system register of EL1: op0 is 3, op1 is 0.
+/// The id of an EL1 system register: op0 is 3, op1 is 0.
 fn system_register(crn: u64, crm: u64, op2: u64) -> u64 {
     let name = 3 << 14 | crn << 7 | crm << 3 | op2;
     KVM_REG_ARM64 | KVM_REG_SIZE_U64 | u64::from(KVM_REG_ARM64_SYSREG) | name
 }
 
-/// Ticks of the guest's clock in a millisecond.
+/// Frequency of the guest's clock, ticks per millisecond.
 pub fn clock_khz(_: &VcpuFd) -> Result<u64, Error> {
     let hz: u64;
-    // SAFETY: user space may read this register, which has no side effect.
+    // SAFETY: user space may read this register; reading has no side effect.
     unsafe { asm!("mrs {}, cntfrq_el0", out(reg) hz, options(nomem, nostack)) };
     Ok((hz / 1000).max(1))
 }
 
-/// Whether a virtual CPU came to the end of its program.
+/// Whether a virtual CPU has reached the end of its program.
 pub fn has_stopped(exit: &VcpuExit<'_>) -> bool {
     matches!(exit, VcpuExit::MmioWrite(STOP_AT, _))
 }

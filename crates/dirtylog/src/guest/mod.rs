@@ -1,13 +1,13 @@
-//! The program that virtual CPUs run, and where in guest-physical memory it finds what it needs.
+//! The program of the virtual CPUs, and its layout in guest-physical memory.
 //!
-//! | guest-physical | what |
+//! | guest-physical | content |
 //! |---|---|
 //! | 1 MiB | a page of code, a page of words for each virtual CPU, page tables (x86) |
-//! | 4 GiB | the slices, one after another: the memory that is logged |
+//! | 4 GiB | the slices, one after another: the logged memory |
 //!
-//! A virtual CPU stores to its slice with a stride, from begin to end, again and again. After each store it
-//! reads the clock, keeps the longest time between two, counts the store, and looks whether it is to stop.
-//! There is nothing else in the VM: no interrupts, no devices, no firmware.
+//! A virtual CPU stores to its slice with a stride, from start to end, repeatedly. After each store it reads the clock,
+//! keeps the longest time between two stores, counts the store, and checks whether to stop. The VM has nothing else: no
+//! interrupts, no devices, no firmware.
 
 #[cfg_attr(target_arch = "x86_64", path = "x86_64.rs")]
 #[cfg_attr(target_arch = "aarch64", path = "aarch64.rs")]
@@ -20,27 +20,27 @@ use crate::settings::{PAGE_BYTES, Settings};
 
 pub use arch::{clock_khz, has_stopped, prepare};
 
-/// Guest-physical address of what is not logged.
+/// Guest-physical address of memory that is not logged.
 pub const SYSTEM_AT: u64 = 1 << 20;
-/// Guest-physical address of what is: aligned to the largest page there is.
+/// Guest-physical address of logged memory, aligned to the largest page size.
 pub const LOGGED_AT: u64 = 4 << 30;
 
-/// Where a virtual CPU's words lie in its page.
+/// Offsets of a virtual CPU's words in its page.
 pub mod word {
-    /// Stores so far.
+    /// Number of stores so far.
     pub const STORES: u64 = 0;
-    /// Longest time between two stores since somebody set it to zero, in ticks of the guest's clock.
+    /// Longest time between two stores since the word was reset, in ticks of the guest's clock.
     pub const WAIT: u64 = 8;
-    /// Not zero when it is to stop.
+    /// Not zero if the virtual CPU should stop.
     pub const STOP: u64 = 16;
 }
 
-/// Where the words of a virtual CPU begin in the memory that is not logged.
+/// Offset of a virtual CPU's words in memory that is not logged.
 pub fn words_at(vcpu: u32) -> u64 {
     PAGE_BYTES * (1 + u64::from(vcpu))
 }
 
-/// Bytes of what is not logged.
+/// Size of the memory that is not logged.
 pub fn system_bytes(settings: &Settings) -> u64 {
     tables_at(settings) + arch::table_bytes(settings)
 }
@@ -55,8 +55,7 @@ unsafe extern "C" {
 /// The program.
 fn code() -> &'static [u8] {
     let (begin, end) = (&raw const CODE, &raw const CODE_END);
-    // SAFETY: the two names stand before and behind the program of each architecture, in one section that
-    // nobody writes.
+    // SAFETY: the two labels enclose the program of each architecture, in one read-only section.
     unsafe { slice::from_raw_parts(begin, end.offset_from_unsigned(begin)) }
 }
 
@@ -66,12 +65,12 @@ pub fn load(settings: &Settings, system: &mut Memory) {
     arch::write_tables(settings, system);
 }
 
-/// Where page tables begin in the memory that is not logged.
+/// Offset of page tables in memory that is not logged.
 fn tables_at(settings: &Settings) -> u64 {
     words_at(settings.vcpus)
 }
 
-/// What a virtual CPU begins with.
+/// Initial values of a virtual CPU.
 struct Start {
     code: u64,
     words: u64,

@@ -1,4 +1,4 @@
-//! x86-64: long mode, with page tables of 2 MiB pages that map guest-physical memory to itself.
+//! The guest on x86-64: long mode, identity-mapped by 2 MiB pages.
 
 use std::arch::global_asm;
 
@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::memory::Memory;
 use crate::settings::{PAGE_BYTES, Settings};
 
-// rbx: words; rsi: slice; rdi: its end; rbp: stride; r9: the clock at the last store.
+// rbx: words; rsi: slice; rdi: its end; rbp: stride; r9: time of the last store.
 global_asm!(
     ".pushsection .rodata",
     ".globl demeter_dirtylog_code, demeter_dirtylog_code_end",
@@ -50,22 +50,22 @@ global_asm!(
 
 /// Protection, numeric errors, write protection and paging.
 const CR0: u64 = 1 | 1 << 5 | 1 << 16 | 1 << 31;
-/// Entries of eight bytes, which long mode wants.
+/// Eight-byte entries, which long mode requires.
 const CR4_PAE: u64 = 1 << 5;
-/// Long mode, switched on and in force.
+/// Long mode, enabled and active.
 const EFER: u64 = 1 << 8 | 1 << 10;
-/// Present, writable, accessed, dirty: the CPU has nothing to write to the tables.
+/// Present, writable, accessed, dirty: the CPU never writes to the tables.
 const TABLE: u64 = 1 | 1 << 1 | 1 << 5;
 const BLOCK: u64 = TABLE | 1 << 6 | 1 << 7;
 const GIB: u64 = 1 << 30;
 const BLOCK_BYTES: u64 = 2 << 20;
 
-/// One table of the fourth level, one of the third, and one of the second for each GiB that is used.
+/// One table of level 4, one of level 3, and one of level 2 for each GiB in use.
 pub fn table_bytes(settings: &Settings) -> u64 {
     (2 + gibs(settings).count() as u64) * PAGE_BYTES
 }
 
-/// The GiB of guest-physical memory that are used.
+/// The GiB of guest-physical memory in use.
 fn gibs(settings: &Settings) -> impl Iterator<Item = u64> {
     let first = LOGGED_AT / GIB;
     let end = first + settings.memory_bytes().div_ceil(GIB);
@@ -90,7 +90,7 @@ pub fn write_tables(settings: &Settings, system: &mut Memory) {
     }
 }
 
-/// Makes a virtual CPU ready to run the program.
+/// Prepares a virtual CPU to run the program.
 pub fn prepare(
     kvm: &Kvm,
     _vm: &VmFd,
@@ -117,7 +117,7 @@ pub fn prepare(
         g: 1,
         ..kvm_segment::default()
     };
-    // Code that is executed and read; data that is written; both accessed.
+    // Code: executable and readable. Data: writable. Both are marked accessed.
     sregs.cs = segment(8, 11, 1);
     let data = segment(16, 3, 0);
     (sregs.ds, sregs.es, sregs.fs) = (data, data, data);
@@ -134,14 +134,14 @@ pub fn prepare(
         rsi: start.slice,
         rdi: start.slice_end,
         rbp: start.stride,
-        // A bit that is always set.
+        // A reserved bit.
         rflags: 2,
         ..kvm_regs::default()
     };
     vcpu.set_regs(&regs).map_err(Error::kvm("set registers"))
 }
 
-/// Ticks of the guest's clock in a millisecond.
+/// Frequency of the guest's clock, ticks per millisecond.
 pub fn clock_khz(vcpu: &VcpuFd) -> Result<u64, Error> {
     let khz = vcpu
         .get_tsc_khz()
@@ -149,7 +149,7 @@ pub fn clock_khz(vcpu: &VcpuFd) -> Result<u64, Error> {
     Ok(u64::from(khz).max(1))
 }
 
-/// Whether a virtual CPU came to the end of its program.
+/// Whether a virtual CPU has reached the end of its program.
 pub fn has_stopped(exit: &VcpuExit<'_>) -> bool {
     matches!(exit, VcpuExit::Hlt)
 }

@@ -1,4 +1,4 @@
-//! A VM with KVM in it: the emulator has AMD's SVM with nested paging, and Arm's virtualization (EL2).
+//! Runs the tests in an emulated host with KVM: AMD's SVM with nested paging, or Arm's EL2.
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -15,31 +15,31 @@ use libtest_mimic::{Arguments, Failed};
 use crate::trials::trials;
 use machine::{CONSOLE, EAGER_SPLIT, MODULES, OPTIONS};
 
-/// What the VM says when everything holds.
+/// The VM's last line if all tests pass.
 const VERDICT: &str = "dirty log: everything holds";
-/// How long it may take on a slow machine.
+/// Time limit on a slow machine.
 const LIMIT: Duration = Duration::from_secs(900);
-/// Boots, if the emulated host's own kernel does not survive: it has panicked once in some ten boots, with a
-/// stack that somebody had written over, when virtual CPUs ended while others ran. Why is not known.
+/// Number of boots, in case the emulated host's kernel panics. It did so once in about ten boots, with a corrupted
+/// stack, when virtual CPUs ended while others ran; the cause is unknown.
 const BOOTS: u32 = 3;
 
-/// The machine, of the architecture that we run on.
+/// Machine options for our architecture.
 #[cfg(target_arch = "x86_64")]
 mod machine {
     /// Without "enhanced rep movsb", with which a kernel clears memory byte by byte.
     pub const OPTIONS: &[&str] = &["-machine", "pc", "-cpu", "max,erms=off"];
     pub const CONSOLE: &str = "ttyS0";
-    /// KVM, in the order that its parts need each other.
+    /// KVM's modules, in the order in which they are loaded.
     pub const MODULES: [&str; 3] = [
         "virt/lib/irqbypass",
         "arch/x86/kvm/kvm",
         "arch/x86/kvm/kvm-amd",
     ];
-    /// What KVM's parameter is set to, in turn.
+    /// Values of KVM's parameter to test.
     pub const EAGER_SPLIT: &[Option<&str>] = &[Some("Y"), Some("N")];
 }
 
-/// There KVM is a part of Debian's kernel, and a VM's creator says what is split.
+/// On Arm, KVM is a part of Debian's kernel, and eager splitting is set per VM.
 #[cfg(target_arch = "aarch64")]
 mod machine {
     pub const OPTIONS: &[&str] = &[
@@ -56,7 +56,7 @@ mod machine {
 const EAGER_SPLIT_AT: &str = "/sys/module/kvm/parameters/eager_page_split";
 const HUGE_PAGES: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
 
-/// Boots the VM and looks at what its console said.
+/// Boots the VM and checks its console.
 pub fn boot() -> Result<(), Failed> {
     for _ in 0..BOOTS {
         let said = console_of_a_boot()?;
@@ -73,7 +73,7 @@ pub fn boot() -> Result<(), Failed> {
     Err(format!("the VM's kernel panicked in each of {BOOTS} boots").into())
 }
 
-/// Boots the VM, waits for its end, and returns what it said.
+/// Boots the VM, waits for its end, and returns the console's output.
 fn console_of_a_boot() -> Result<String, Failed> {
     let lab = Lab::from_env()?;
     let kernel = lab.kernel_image()?;
@@ -109,18 +109,18 @@ fn console_of_a_boot() -> Result<String, Failed> {
     while vm.try_wait()?.is_none() && Instant::now() < deadline {
         thread::sleep(Duration::from_millis(200));
     }
-    // Fails only when it has ended, which is as well.
+    // It fails only if the VM has already ended.
     let _ = vm.kill();
     let _ = vm.wait();
     Ok(String::from_utf8_lossy(&fs::read(&console)?).into_owned())
 }
 
-/// Where a module lies in the VM.
+/// Path of a module in the VM.
 fn in_vm(name: &str) -> String {
     format!("/{}.ko", name.replace('/', "-"))
 }
 
-/// Measures, says what came of it on the console, and turns the VM off.
+/// Runs the tests, prints the result on the console, and powers off.
 pub fn first_process() -> ! {
     match measure() {
         Ok(true) => println!("{VERDICT}"),
@@ -167,7 +167,7 @@ fn mount(kind: &str, target: &str) -> io::Result<()> {
 /// finit_module(2) without parameters.
 fn load(module: &Path) -> io::Result<()> {
     let file = File::open(module)?;
-    // SAFETY: a descriptor that is open, no parameters, no flags.
+    // SAFETY: an open descriptor, no parameters, no flags.
     let loaded =
         unsafe { libc::syscall(libc::SYS_finit_module, file.as_raw_fd(), c"".as_ptr(), 0) };
     match loaded {

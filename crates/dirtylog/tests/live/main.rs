@@ -1,5 +1,6 @@
-//! Dirty logging on a real kernel: on this machine, where `/dev/kvm` can run a guest, and in an emulated host.
-//! There this program is the first process, loads KVM, and measures with eager splitting and without.
+//! Tests dirty logging on a real kernel: on this machine, if `/dev/kvm` can run a guest, and in an emulated host.
+//!
+//! In the emulated host this program is the first process. It loads KVM, and measures with and without eager splitting.
 
 mod emulated_host;
 mod trials;
@@ -13,7 +14,7 @@ fn main() -> ExitCode {
         emulated_host::first_process();
     }
     let mut arguments = Arguments::from_args();
-    // Each has the machine for itself, and they count descriptors.
+    // Each test needs the machine for itself, and they count descriptors.
     arguments.test_threads = Some(1);
     let mut trials = trials::trials();
     trials.push(Trial::test("in_an_emulated_host", emulated_host::boot));

@@ -1,5 +1,7 @@
-//! Real measurements. What is asserted are counts, which hold on slow and emulated hosts too: how often pages lose the right to be
-//! written, and who splits huge pages.
+//! Tests with real measurements.
+//!
+//! They assert counts, which hold on slow and emulated hosts, too: how often pages are write-protected, and when huge
+//! pages are split.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +16,7 @@ use libtest_mimic::{Failed, Trial};
 
 const ROOT: &str = "/";
 
-/// Hears everything, and stops at a word.
+/// Accepts every step, and stops at a given one.
 struct Patient {
     stop_at: Option<&'static str>,
     stopped: std::cell::Cell<bool>,
@@ -54,8 +56,8 @@ fn small() -> Settings {
 }
 
 fn measure(settings: &Settings) -> Result<Report, Error> {
-    // In an emulated host (we are the first process) a guest ended with a triple fault once in a few dozen
-    // measurements, why is not known; a KVM that cannot run it fails each time.
+    // In an emulated host (where we are the first process) a guest ended with a triple fault once in a few dozen
+    // measurements; the cause is unknown. A KVM that cannot run the guest fails each time.
     let retries = if std::process::id() == 1 { 2 } else { 0 };
     let once = || run(Path::new(ROOT), settings, &Patient::new(None));
     let mut measured = once();
@@ -86,17 +88,17 @@ fn exits(step: &Step) -> u64 {
     step.counts.exits.unwrap_or(0)
 }
 
-/// About this many: what else runs on the host may take a page away now and then.
+/// Whether a count is nearly right: other programs on the host may cause a few more faults.
 fn about(found: u64, expected: u64) -> bool {
     (expected..=expected + expected / 20 + 4).contains(&found)
 }
 
-/// The CPU logs pages by itself, or KVM does not count.
+/// Whether the CPU logs pages by itself, or KVM does not count.
 fn counts_nothing(report: &Report) -> bool {
     report.offer.pml == Some(true) || step(report, What::Before, 0).counts.faults.is_none()
 }
 
-/// Each page faults once after each time that it lost the right to be written.
+/// Each page faults once per write protection.
 fn each_page_faults_once(settings: &Settings) -> Result<Report, Failed> {
     let report = measure(settings)?;
     let pages = report.pages_written;
@@ -109,14 +111,14 @@ fn each_page_faults_once(settings: &Settings) -> Result<Report, Failed> {
             _ => pages,
         };
         let found = faults(step(&report, What::Sweep, 1));
-        // Some were stored to while logging was switched on.
+        // Some pages were written while logging was being enabled.
         let enable = faults(step(&report, What::Enable, 1));
         assert!(
             about(found + enable, first),
             "{found} + {enable}, not {first}"
         );
         let flushes = step(&report, What::Enable, 1).counts.flushes;
-        // KVM counts a flush only if a virtual CPU was in the guest just then.
+        // KVM counts a flush only if a virtual CPU is in the guest at that moment.
         let may_flush = settings.protect != Protect::InitiallySet;
         assert!(flushes.is_none_or(|flushes| flushes == 0 || may_flush));
         let again = [What::Get, What::Clear].iter().filter_map(|&what| {
@@ -166,7 +168,7 @@ fn initially_set() -> Result<(), Failed> {
     Ok(())
 }
 
-/// With a store to each block only, it shows who splits blocks: enabling, or the guest's faults.
+/// One store per block shows when blocks are split: at enabling, or at the guest's faults.
 fn blocks_are_split(backing: Backing) -> Result<(), Failed> {
     let settings = Settings {
         backing,
@@ -192,7 +194,7 @@ fn blocks_are_split(backing: Backing) -> Result<(), Failed> {
     if counts_nothing(&report) {
         return Ok(());
     }
-    // The guest runs while logging is switched on, and faults then, too.
+    // The guest also runs and faults while logging is being enabled.
     let logged = [
         step(&report, What::Enable, 1),
         step(&report, What::Sweep, 1),
@@ -204,7 +206,7 @@ fn blocks_are_split(backing: Backing) -> Result<(), Failed> {
         .sum();
     assert!(about(all, blocks), "{all} faults, not {blocks}");
     match report.offer.eager_split {
-        // What is split has only its right to be given back.
+        // Split pages only get their write permission back.
         EagerSplit::Parameter { on: true } => assert!(about(fast, blocks), "{fast} of {all}"),
         _ => assert_eq!(fast, 0, "each fault splits a block"),
     }
@@ -229,7 +231,7 @@ fn huge_2m() -> Result<(), Failed> {
     }
 }
 
-/// Arm: before pages lose the right to be written, by a size that the VM's creator says.
+/// Arm: blocks are split before write protection, in chunks that the VM's creator sets.
 fn by_chunks() -> Result<(), Failed> {
     let EagerSplit::Chunk { sizes_kib } = offer(Path::new(ROOT))?.eager_split else {
         return match cfg!(target_arch = "aarch64") {
@@ -266,7 +268,7 @@ fn huge_1g() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Whatever part a measurement is stopped in, no VM stays behind.
+/// A measurement that is stopped at any step leaves no VM behind.
 fn nothing_stays() -> Result<(), Failed> {
     for part in ["filling", "warming", "logging on", "pass 2"] {
         let stopped = run(Path::new(ROOT), &small(), &Patient::new(Some(part)));
@@ -305,7 +307,7 @@ fn can_run() -> Result<(), Error> {
 
 type Run = fn() -> Result<(), Failed>;
 
-/// All of them, ignored where KVM cannot run a guest.
+/// All tests; ignored if KVM cannot run a guest.
 pub fn trials() -> Vec<Trial> {
     let can_run = match can_run() {
         Ok(()) => true,

@@ -1,4 +1,4 @@
-//! The agent as a driver of its engine: it conforms to the plainest one.
+//! Checks that the agent drives its engine as the plainest driver does.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ const FAST: NodeId = NodeId(0);
 const SLOW: NodeId = NodeId(1);
 const BASE: u64 = 1 << 40;
 
-/// The low watermark that the simulated zoneinfo tells.
+/// The low watermark in the simulated zoneinfo.
 const KEPT: u64 = 10 * PAGE_SIZE;
 
 pub(super) fn node(root: &Path, id: u32, mib: u64, tier: u32) {
@@ -37,7 +37,7 @@ pub(super) fn node(root: &Path, id: u32, mib: u64, tier: u32) {
     fs::write(dir.join("nodelist"), id.to_string()).unwrap();
 }
 
-/// Latencies of nodes 0 and 1 at which moving is worth much.
+/// Latencies of nodes 0 and 1 at which moves are worthwhile.
 pub(super) fn measured_ns() -> BTreeMap<NodeId, u32> {
     let ByLevel([fast, slow, ..]) = WORTH_MUCH.latency_ns;
     [(FAST, fast), (SLOW, slow)].into()
@@ -60,7 +60,7 @@ pub(super) fn maps_of(base: u64, blocks: u64) -> String {
     format!("{base:x}-{end:x} rw-p 00000000 00:00 0 \n")
 }
 
-/// Plays what it is given.
+/// A tracker that plays queued samples.
 #[derive(Clone, Default)]
 struct Queue(Arc<Mutex<Vec<Sample>>>);
 
@@ -101,18 +101,18 @@ pub(crate) struct AgentRig {
     kernel: SharedPages,
     queue: Queue,
     mapped: u64,
-    /// Requests that were read from the recording so far.
+    /// Number of requests read from the recording so far.
     seen: usize,
     pub(crate) agent: Agent,
 }
 
 impl AgentRig {
-    /// Where it records.
+    /// Path of the recording.
     pub(crate) fn recording(&self) -> PathBuf {
         self.root.path().join("agent.rec")
     }
 
-    /// The same with a limit for the recording.
+    /// An agent whose recording is limited to `limit_mib`.
     pub(crate) fn with_limit(script: &Script, limit_mib: u64) -> Self {
         Self::configured(script, |config| config.record_max_mib = limit_mib)
     }
@@ -161,7 +161,7 @@ impl AgentRig {
         }
     }
 
-    /// Lets an epoch happen.
+    /// Runs one epoch.
     pub(crate) fn run_epoch(&mut self, epoch: &EpochScript) {
         let free = self.kernel.lock().free[&SLOW] / BLOCK_SIZE;
         for _ in 0..epoch.grown.min(free) {
@@ -199,7 +199,7 @@ impl Rig for AgentRig {
 
     fn epoch(&mut self, epoch: &EpochScript) -> Vec<String> {
         self.run_epoch(epoch);
-        // What it asked for first was asked for before anything was told.
+        // The agent made its first request before the recording began.
         let mut asked = vec!["Refresh".to_string()];
         let mut reader = Reader::open(&self.recording()).unwrap();
         while let Some(event) = reader.next_event().unwrap() {

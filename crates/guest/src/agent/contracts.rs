@@ -1,20 +1,21 @@
-//! Memory that the agent leaves alone, because its owner has said where it belongs.
+//! Finds memory that the agent must leave alone because of its NUMA policy.
 //!
 //! # Problem
-//! A program that binds memory to a node has a reason, and Linux' own balancing leaves such memory alone, too. Policies
-//! of other processes stand in numa_maps only. For that file the kernel walks all page tables of the process: 2 us a
-//! mapping, 0.1 us a small page (Linux 6.18 on a busy Zen). Meanwhile the process cannot map or unmap.
+//! A program that binds memory to a node has a reason, and Linux' NUMA balancing leaves such memory alone, too. The
+//! policies of other processes can be read in numa_maps only. To write that file, the kernel walks all page tables of
+//! the process: 2 us a mapping, 0.1 us a small page (Linux 6.18 on a busy Zen). Meanwhile the process cannot map or
+//! unmap.
 //!
 //! # Approach
 //! Each mapping is judged once, and memory that was not judged yet is left alone. All mappings of a process are judged
-//! again when one of them is new, when the policy or cpuset of its first thread changes, and after [`AGAIN`]. A
-//! [`Budget`] bounds the cost of all readings, so that large processes are read less often. The engine never knows of a
+//! again when a new one appears, when the policy or cpuset of its first thread changes, and after [`AGAIN`]. A
+//! [`Budget`] bounds the cost of all readings, so that large processes are read less often. The engine never sees a
 //! range that is left alone.
 //!
 //! # Properties
-//! - Memory is left alone if its policy excludes a managed node or interleaves it, and so are the blocks at its borders.
-//! - That holds within 10 s after the policy was set, while the budget lasts.
-//! - A first reading happens within a few refreshes; all others take [`Budget::PART`] of one CPU's time.
+//! - Memory is left alone if its policy excludes or interleaves a managed node. So are the blocks at its borders.
+//! - A new policy takes effect within 10 s, while the budget lasts.
+//! - A process is first read within a few refreshes. All later readings take [`Budget::PART`] of one CPU's time.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -26,19 +27,19 @@ use demeter_policy::{ByteCount, Pid, VirtRange};
 use crate::maps::{MapsError, Vma};
 use crate::targets::numbers_in;
 
-/// Time after which mappings are judged again that look as they did.
+/// Time after which unchanged mappings are judged again.
 const AGAIN: Duration = Duration::from_secs(6);
 
-/// Age of judgements from which they are made again before pages move by them.
+/// Age at which judgements are renewed before pages move.
 pub(super) const STALE: Duration = Duration::from_secs(8);
 
-/// The longest reading. Mappings that it does not reach are left alone.
+/// Time limit of one reading. Mappings that it does not reach are left alone.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The most threads whose policies are read at once; of more, others have their turn next time.
+/// Threads whose policies one reading looks at. Further threads are read next time.
 const THREADS_MAX: usize = 1024;
 
-/// The most mappings that are judged: what Linux allows a process by default. More are left alone.
+/// Mappings judged per process: Linux' default limit of mappings. Further ones are left alone.
 const JUDGED_MAX: usize = 1 << 16;
 
 /// Why memory is left alone.
@@ -50,7 +51,7 @@ pub(super) enum Hold {
     Bound,
     /// Its owner prefers some of the managed nodes.
     Preferred,
-    /// Its pages alternate between nodes.
+    /// Its pages are interleaved between nodes.
     Interleaved,
     /// A policy that this agent does not know.
     UnknownPolicy,
@@ -61,12 +62,12 @@ pub(super) enum Hold {
 }
 
 impl Hold {
-    /// Whether it is over with the next reading, probably.
+    /// Whether the next reading will probably lift it.
     pub fn is_passing(self) -> bool {
         self == Self::Unread
     }
 
-    /// The reason, for people: what follows "left alone: 80 MiB".
+    /// The reason for people, as it follows "left alone: 80 MiB".
     pub fn why(self) -> &'static str {
         match self {
             Self::Unread => "whose memory policy is not read yet",
@@ -80,12 +81,12 @@ impl Hold {
     }
 }
 
-/// The configured rules.
+/// The configured rules for memory with a policy.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rules {
     /// All nodes between which memory moves.
     pub managed: NodeSet,
-    /// Whether policies of mappings and threads count. Cpusets always do: the kernel refuses anything else.
+    /// Whether policies of mappings and threads count. Cpusets always count, since the kernel enforces them.
     pub respect_policies: bool,
 }
 
@@ -105,27 +106,27 @@ impl Rules {
     }
 }
 
-/// The time that readings of all processes may take.
+/// CPU time for reading the policies of all processes.
 #[derive(Debug, Default)]
 pub(super) struct Budget {
-    /// The rest; below zero after a reading that took more.
+    /// Time left; negative after a reading that took longer.
     left_ns: i64,
     earned_at: Duration,
-    /// Time of this refresh's first readings.
+    /// Time that first readings took in this refresh.
     first_ns: u64,
 }
 
 impl Budget {
-    /// Readings after a process's first take the time divided by this.
+    /// Later readings take this part of the time: one in `PART`.
     pub const PART: i64 = 1000;
 
-    /// The most that is saved up.
+    /// The most time that can be saved up.
     const SAVED_MAX_NS: i64 = 50_000_000;
 
-    /// The most that first readings take in a refresh, but for the last one.
+    /// A refresh starts no further first reading after this time.
     const FIRST_MAX_NS: u64 = 100_000_000;
 
-    /// A refresh begins.
+    /// Starts a refresh, and adds its part of the time since the last one.
     pub fn begin(&mut self, now: Duration) {
         let passed = now.saturating_sub(self.earned_at).as_nanos();
         let earned = i64::try_from(passed).unwrap_or(i64::MAX) / Self::PART;
@@ -152,7 +153,7 @@ impl Budget {
     }
 }
 
-/// A mapping as it was when it was judged.
+/// A mapping as it was when judged.
 #[derive(Debug, Clone, Copy)]
 struct Judged {
     range: VirtRange,
@@ -160,26 +161,26 @@ struct Judged {
     resident: ByteCount,
 }
 
-/// The contracts of one process.
+/// The judgements of one process's mappings.
 #[derive(Debug, Default)]
 pub(super) struct Contracts {
-    /// By address.
+    /// Sorted by address.
     judged: Vec<Judged>,
-    /// The kernel tells no policies: it has no NUMA.
+    /// The kernel has no NUMA, so there are no policies.
     has_none: bool,
-    /// Of the whole process.
+    /// The cpuset's reason to leave the whole process alone.
     cpuset: Option<Hold>,
-    /// Of memory without a policy of its own.
+    /// The reason for memory without a policy of its own.
     threads: Option<Hold>,
-    /// The first thread's, when mappings were judged last.
+    /// Policy of the first thread when mappings were last judged.
     first_thread: (Policy, NodeSet),
-    /// Which threads have their turn.
+    /// The first thread to read next time.
     next_thread: usize,
     read_at: Option<Duration>,
 }
 
 impl Contracts {
-    /// Whether it is time to judge mappings. `seen` are those that there are now, by address.
+    /// Whether to judge the mappings again. `seen` are the present mappings, by address.
     pub fn are_due(&self, root: &Path, pid: Pid, seen: &[VirtRange], now: Duration) -> bool {
         let Some(read_at) = self.read_at else {
             return true;
@@ -189,7 +190,7 @@ impl Contracts {
             || first_thread(root, pid) != self.first_thread
     }
 
-    /// Whether they are so old that no page may move by them, where reading them anew is affordable.
+    /// Whether judgements are too old to move pages by, and the budget allows to renew them.
     pub fn are_stale(&self, budget: &Budget, now: Duration) -> bool {
         self.read_at
             .is_none_or(|at| now.saturating_sub(at) >= STALE)
@@ -205,10 +206,10 @@ impl Contracts {
         !seen.iter().all(known)
     }
 
-    /// Judges all mappings, `seen` by address, as far as the budget allows; `took_ns` measures. Whether it did.
+    /// Judges all mappings (`seen`, by address) if the budget allows. Returns whether it did.
     ///
     /// # Errors
-    /// The process has gone, or may not be looked at.
+    /// The process has ended, or cannot be inspected.
     pub fn read(
         &mut self,
         root: &Path,
@@ -234,8 +235,8 @@ impl Contracts {
             if judged.len() == JUDGED_MAX {
                 return;
             }
-            // A policy that is the first thread's, too, may be the mapping's own or not. If not, its pages lie where the
-            // thread wanted them that touched them first.
+            // A policy equal to the first thread's may be the mapping's own. If it is not, the policy is that of the
+            // thread that first touched the pages.
             let of_threads = threads.filter(|_| found.policy == self.first_thread.0);
             let hold = match found.is_hugetlb {
                 true => Some(Hold::HugeTlb),
@@ -260,7 +261,7 @@ impl Contracts {
         Ok(true)
     }
 
-    /// Reads what holds for all memory of a process, or for all that has no policy of its own: which is returned.
+    /// Reads the cpuset, and returns the reason that holds for memory without a policy.
     fn read_threads(&mut self, root: &Path, pid: Pid, rules: &Rules) -> Option<Hold> {
         let (policy, nodes) = self.first_thread;
         let mut hold = rules.hold(policy);
@@ -273,7 +274,7 @@ impl Contracts {
             is_free = is_free && allowed_nodes(root, pid, thread).includes(rules.managed);
         }
         if count > THREADS_MAX {
-            // Of those that had their turn before something was found.
+            // The result of threads that were read in earlier turns.
             hold = hold.or(self.threads);
             is_free = is_free && self.cpuset.is_none();
         }
@@ -283,7 +284,7 @@ impl Contracts {
         hold
     }
 
-    /// Why a mapping is left alone, and what of it is in memory, as far as known.
+    /// Why a mapping is left alone, and how much of it is resident, if known.
     pub fn judge(&self, vma: &Vma) -> Option<(Hold, ByteCount)> {
         let found = self.overlapping(&vma.range);
         let bytes = match found {
@@ -309,8 +310,8 @@ impl Contracts {
     }
 }
 
-/// Whether a mapping is what was judged, or a part of it, or what it has grown to. The kernel joins only what has the same
-/// policy.
+/// Whether a mapping is a judged one, a part of it, or has grown from it. The kernel merges mappings of equal policy
+/// only.
 fn is_of(range: &VirtRange, judged: &[Judged]) -> bool {
     let [first, .., last] = judged else {
         return judged.first().is_some_and(|one| {

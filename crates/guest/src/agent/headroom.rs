@@ -1,23 +1,23 @@
 //! Whether a process's cgroups let it grow.
 //!
-//! A huge page that replaces small ones is allocated before they are freed, and fills their holes. In a cgroup near its
-//! limit that would make the kernel reclaim or swap the program's own memory.
+//! The kernel allocates a huge page before it frees the small pages, and it fills their holes. In a cgroup near its
+//! limit this would make the kernel reclaim or swap the program's own memory.
 
 use std::fs;
 use std::path::Path;
 
 use demeter_policy::{ByteCount, Pid};
 
-/// Levels of cgroups that are looked at.
+/// Levels of the cgroup hierarchy that are checked.
 const DEPTH_MAX: usize = 32;
 
-/// Whether all cgroups (v2) of a process stay below `memory.high` and `memory.max` with `more` bytes.
+/// Whether a process could use `more` bytes within `memory.high` and `memory.max` of all its cgroups (v2).
 pub(super) fn allows(root: &Path, pid: Pid, more: ByteCount) -> bool {
     let groups = fs::read_to_string(root.join(format!("proc/{pid}/cgroup"))).unwrap_or_default();
     let Some(path) = groups.lines().find_map(|line| line.strip_prefix("0::/")) else {
         return true;
     };
-    // A process in a cgroup beside the agent's own cgroup namespace: its limits cannot be seen.
+    // The process's cgroup lies outside the agent's cgroup namespace, so its limits cannot be read.
     if path.starts_with("..") {
         return false;
     }
@@ -42,7 +42,7 @@ fn is_below(cgroup: &Path, more: ByteCount) -> bool {
         return true;
     };
     let after = current.saturating_add(more.0);
-    // Without a limit they say "max".
+    // A file without a limit contains "max".
     ["memory.high", "memory.max"]
         .into_iter()
         .all(|limit| bytes(limit).is_none_or(|limit| after <= limit))

@@ -1,4 +1,4 @@
-//! The machine that an agent works on: its tiers, how full they are, and which node memory goes to.
+//! The machine that an agent manages: its tiers, their free memory, and target nodes.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,20 +15,20 @@ use crate::placer::{Placer, Rooms};
 use crate::prober::Prober;
 use crate::status::TierStatus;
 
-/// See the module's text.
+/// The managed machine. See the module's text.
 #[derive(Debug)]
 pub(super) struct Machine {
     root: PathBuf,
-    /// Latency of each node that was measured, nanoseconds.
+    /// Measured latency of each node, nanoseconds.
     measured_ns: BTreeMap<NodeId, u32>,
     topology: Topology,
     order: TierOrder,
     placer: Placer,
     /// CPUs that programs run on.
     cpus: u32,
-    /// Memory of each node that was online when last looked at.
+    /// Online memory of each node at the last check.
     present: BTreeMap<NodeId, ByteCount>,
-    /// Nodes whose memory went offline of late, and until when they take none.
+    /// Nodes with memory that went offline lately, and until when nothing moves to them.
     draining: BTreeMap<NodeId, Instant>,
 }
 
@@ -45,11 +45,11 @@ pub(super) enum Change {
     Tiers,
 }
 
-/// So long after some of its memory went offline a node takes none: the rest is likely to follow.
+/// Time after memory went offline during which nothing moves to its node: the rest is likely to follow.
 const DRAINS: Duration = Duration::from_secs(30);
 
 impl Machine {
-    /// The machine below `root`, with the tiers that the configuration names or the system tells.
+    /// Reads the machine below `root`, with tiers from the configuration or the system.
     pub fn read(
         root: &Path,
         config: &Config,
@@ -73,10 +73,10 @@ impl Machine {
         Ok(machine)
     }
 
-    /// Looks what has come and gone since the last time.
+    /// Checks which nodes and CPUs came or went.
     ///
     /// # Errors
-    /// When the nodes that are left make no tiers. The former tiers are kept then.
+    /// The remaining nodes make no tiers. The former tiers are kept then.
     pub fn follow(&mut self, config: &Config) -> Result<Change, NodesError> {
         self.look_what_drains();
         let mut topology = Topology::read(&self.root)?;
@@ -104,7 +104,7 @@ impl Machine {
         })
     }
 
-    /// Takes note of nodes of which memory went offline. That zones cannot be read says nothing of it.
+    /// Notes nodes whose memory went offline. Unreadable zones change nothing.
     fn look_what_drains(&mut self) {
         let now = Instant::now();
         self.draining.retain(|_, until| *until > now);
@@ -128,7 +128,7 @@ impl Machine {
         &self.order.tiers
     }
 
-    /// Whether the node that memory goes to depends on who uses it.
+    /// Whether the target node depends on the process.
     pub fn has_choice(&self) -> bool {
         self.placer.has_choice()
     }
@@ -137,7 +137,7 @@ impl Machine {
         latency::of_tiers(self.tiers(), &self.measured_ns)
     }
 
-    /// Sizes and latencies of the tiers, and the nodes that are in none, for people.
+    /// Tiers with sizes and latencies, and nodes outside of all tiers, for people.
     pub fn describe(&self) -> (Vec<TierStatus>, Vec<String>) {
         let latency_ns = self.latency_ns();
         let sizes = self.sizes();
@@ -169,7 +169,7 @@ impl Machine {
         sizes
     }
 
-    /// How full the tiers are at this moment.
+    /// Current free memory of each tier.
     pub fn facts(&self) -> Result<ByLevel<NodeFacts>, NodesError> {
         let memory = NodeMemory::read_all(&self.root, self.tiers().nodes())?;
         let mut sum = ByLevel::<NodeFacts>::default();
@@ -177,19 +177,19 @@ impl Machine {
             if let Some(level) = self.tiers().of(node)
                 && !self.draining.contains_key(&node)
             {
-                // Memory that one node keeps is not another node's to give.
+                // Summed by node: one node's reserve cannot be used on another.
                 sum.get_mut(level).free.0 += facts(memory).usable().0;
             }
         }
         Ok(sum)
     }
 
-    /// The node that has a CPU.
+    /// The node of a CPU.
     pub fn node_of_cpu(&self, cpu: u32) -> Option<NodeId> {
         self.placer.node_of_cpu(cpu)
     }
 
-    /// Where each block of a process goes whose threads run near `near`.
+    /// The target node of each block of a process whose threads run near `near`.
     pub fn targets(
         &self,
         pages: &mut dyn Pages,
@@ -226,7 +226,7 @@ impl Machine {
         Ok(batch.iter().zip(from).map(to).collect())
     }
 
-    /// Room of each node; none where zones cannot be read.
+    /// Free memory of each node; empty where zones cannot be read.
     fn rooms(&self) -> Rooms {
         let memory = NodeMemory::read_all(&self.root, self.tiers().nodes());
         let mut rooms = self.placer.rooms(&memory.unwrap_or_default());
@@ -235,13 +235,16 @@ impl Machine {
     }
 }
 
-/// A node that programs have filled stands at its low watermark. Moves that kept to the high one would leave fast memory
-/// unused that programs had.
+/// Free memory of a node above its low watermark.
 ///
-/// A huge page that a move has freed waits on a list of the CPU's own. The next one is taken from there, but only while the
-/// node has another one besides (`__zone_watermark_ok` and `rmqueue` in `mm/page_alloc.c`). One is counted as free. In full
-/// fast memory an exchange would else demote a block and find no room for the other. How many wait is not known, since small
-/// pages do, too. In the lab (Linux 6.12) demoting one left the node's free memory as it was; the list is the inferred cause.
+/// A node that programs have filled stands at its low watermark. If moves kept to the high watermark, they would leave
+/// fast memory unused that programs had.
+///
+/// A huge page that a move has freed waits on a per-CPU list. The kernel allocates from this list only while the node
+/// has another free huge page (`__zone_watermark_ok` and `rmqueue` in `mm/page_alloc.c`). One such page is counted as
+/// free: else, in full fast memory, an exchange would demote a block and then find no room to promote. The length of
+/// the list is unknown, since small pages wait on it, too. In the lab (Linux 6.12) demoting a huge page left the node's
+/// free memory unchanged; that the list causes this is inferred.
 fn facts(node: NodeMemory) -> NodeFacts {
     let mut facts = NodeFacts {
         free: node.free,

@@ -1,13 +1,13 @@
-//! The agent: does what the policy's engine asks for, on a live kernel.
+//! The agent: drives the policy's engine on a live kernel.
 //!
-//! [`Engine`] decides when to look which processes there are, which blocks to look up, what to move
-//! and when to wake. Here is how: targets and mappings from /proc, samples from a tracker, places
-//! and moves through [`Pages`], and a status of what came of it.
+//! [`Engine`] decides when to list processes, which blocks to look up, what to move and when to wake. This module
+//! carries that out: it reads targets and mappings from /proc and samples from a tracker, looks up and moves pages
+//! through [`Pages`], and writes a status.
 //!
-//! One thread, one wake per epoch, and half as many while nothing is to move. When nothing is
-//! accessed an epoch is a look at the tracker's buffers and nothing else.
+//! The agent is one thread. It wakes once per epoch, and half as often while nothing is to move. When nothing is
+//! accessed, an epoch only checks the tracker's buffers.
 //!
-//! Here is the dispatch of the engine's requests. Moves are in `moving`, the status is in `report`.
+//! Requests are dispatched here. Moves are in `moving`, the status is in `report`.
 
 mod contracts;
 mod headroom;
@@ -41,56 +41,55 @@ use crate::status::StatusCell;
 use crate::targets::{Target, TargetFinder, TargetsError};
 use crate::tracker::{Tracker, TrackerError};
 
-/// Time between two looks at which nodes and CPUs there are.
+/// Time between two checks of nodes and CPUs.
 const NODES_EVERY: Duration = Duration::from_secs(4);
 
-/// Processes that are remembered as no targets, one epoch's besides.
+/// Non-target processes that are remembered, besides those of one epoch.
 const STRANGERS_MAX: usize = 4096;
 
-/// What others ask of a running agent.
+/// A command to a running agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Control {
-    /// Neither observe nor move until told to.
+    /// Stop observing and moving until `Resume`.
     Pause,
-    /// Go on.
+    /// Continue after a pause.
     Resume,
-    /// Leave so much more fast memory free from now on: the balloon waits for it. Zero when it
-    /// waits no longer.
+    /// Keep this much more fast memory free for the balloon; zero when the balloon no longer waits.
     MakeRoom(ByteCount),
-    /// Tell those who listen how hot which memory is.
+    /// Publish the heat of all memory to listeners.
     Look,
-    /// End, and leave memory as it is.
+    /// End, and leave memory where it is.
     Stop,
 }
 
-/// Why the agent cannot start or go on.
+/// An error that keeps the agent from starting or running.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
-    /// A bad configuration.
+    /// The configuration is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// No two tiers.
+    /// The machine has no two tiers.
     #[error(transparent)]
     Nodes(#[from] NodesError),
-    /// No targets.
+    /// There are no target processes.
     #[error(transparent)]
     Targets(#[from] TargetsError),
-    /// No tracker, or one that failed.
+    /// No tracker works, or the tracker failed.
     #[error(transparent)]
     Tracker(#[from] TrackerError),
-    /// Nothing can be recorded.
+    /// The recording cannot be written.
     #[error(transparent)]
     Recorder(#[from] RecorderError),
-    /// Memory came or went so that there are more tiers or fewer: an agent has to begin anew.
-    #[error("the machine has other tiers than at the start")]
+    /// Hot-plug changed the number of tiers: the agent must start again.
+    #[error("the machine's tiers have changed since the start")]
     OtherTiers,
-    /// An error of ours.
-    #[error("the agent told its engine what does not fit: {0}; please report this")]
+    /// A bug of ours.
+    #[error("the engine rejects an input: {0}; this is a bug, please report it")]
     Misuse(#[from] Misuse),
 }
 
 impl AgentError {
-    /// Whether it may pass by itself: somebody else has what the tracker needs.
+    /// Whether it may pass by itself: another process has the tracker's hardware.
     pub fn is_temporary(&self) -> bool {
         matches!(self, Self::Tracker(error) if error.is_temporary())
     }
@@ -101,7 +100,7 @@ pub struct Agent {
     root: PathBuf,
     config: Config,
     machine: Machine,
-    /// When it was last looked which nodes and CPUs there are.
+    /// When nodes and CPUs were last checked.
     followed: Instant,
     finder: TargetFinder,
     tracker: Box<dyn Tracker>,
@@ -115,11 +114,11 @@ pub struct Agent {
     /// Small pages are promoted as huge ones.
     huge_pages: bool,
     samples: Vec<Sample>,
-    /// The rules for memory that is left alone, and the time to find it.
+    /// Rules for memory that is left alone, and the time budget for reading policies.
     rules: Rules,
     budget: Budget,
     sharing: Sharing,
-    /// Processes that are no targets, though samples of them come.
+    /// Sampled processes that are no targets.
     strangers: BTreeSet<Pid>,
     paused: bool,
     clock: Clock,
@@ -129,7 +128,7 @@ pub struct Agent {
     error: Option<String>,
 }
 
-/// The time since the agent started. In tests it stands still: how fast a machine is must decide nothing.
+/// Time since the agent started. Tests stop it: the machine's speed must not change a decision.
 struct Clock(Box<dyn Fn() -> Duration + Send>);
 
 impl Clock {
@@ -142,26 +141,25 @@ impl Clock {
         (self.0)()
     }
 
-    /// How long ago something began, nanoseconds.
+    /// Nanoseconds since `began`.
     fn took_ns(&self, began: Duration) -> u64 {
         let took = self.now().saturating_sub(began);
         u64::try_from(took.as_nanos()).unwrap_or(u64::MAX)
     }
 }
 
-/// What ended the loop.
+/// Why the agent's loop ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// Somebody asked for it.
+    /// It was asked to stop.
     Stopped,
-    /// The processes that were named have all ended.
+    /// All processes named in the configuration have ended.
     NothingLeft,
     /// The machine has more tiers or fewer than at the start.
     OtherTiers,
 }
 
-/// Finds what does not fit before anything is set up: bad values, processes or a cgroup that are
-/// not there, a machine without two tiers; in this order.
+/// Checks the configuration, the targets and the tiers before anything is set up, in this order.
 pub fn check(
     root: &Path,
     config: &Config,
@@ -178,7 +176,7 @@ pub fn check(
     })
 }
 
-/// The tiers of a machine, and the latency of each node as `measure` finds it, nanoseconds.
+/// Finds the tiers of a machine; `measure` returns each node's latency in nanoseconds.
 pub fn find_tiers(
     root: &Path,
     config: &Config,
@@ -192,31 +190,32 @@ pub fn find_tiers(
 
 /// The findings of [`check`].
 pub struct Checked {
-    /// Finds the processes to look after.
+    /// Finds the processes to manage.
     pub finder: TargetFinder,
     /// The tiers.
     pub order: TierOrder,
-    /// Latency of a load from each node that was measured, nanoseconds.
+    /// Measured latency of a load from each node, nanoseconds.
     pub measured_ns: BTreeMap<NodeId, u32>,
 }
 
-/// What an agent acts on a machine by.
+/// The agent's interfaces to the machine.
 pub struct Effects {
-    /// Finds the processes to look after.
+    /// Finds the processes to manage.
     pub finder: TargetFinder,
-    /// Where samples come from.
+    /// The source of samples.
     pub tracker: Box<dyn Tracker>,
     /// The kernel that moves pages.
     pub pages: Box<dyn Pages>,
-    /// Latency of a load from each node that was measured, nanoseconds.
+    /// Measured latency of a load from each node, nanoseconds.
     pub measured_ns: BTreeMap<NodeId, u32>,
     /// CPUs that programs run on.
     pub cpus: u32,
 }
 
 impl Agent {
-    /// An agent on the system below `root`. Finds its targets at once, so that a pid that is not
-    /// there is an error.
+    /// Creates an agent for the system below `root`.
+    ///
+    /// Finds its targets at once, so that a pid that does not exist is an error.
     pub fn new(
         root: PathBuf,
         config: Config,
@@ -300,7 +299,7 @@ impl Agent {
         Ok(agent)
     }
 
-    /// Runs until told to stop, or until the processes that were named have ended.
+    /// Runs until `Stop`, or until all named processes have ended.
     pub fn run(&mut self, controls: &Receiver<Control>) -> Result<Ended, AgentError> {
         let ended = self.run_epochs(controls);
         if let Err(error) = self.engine.finish() {
@@ -329,7 +328,7 @@ impl Agent {
                         Err(AgentError::OtherTiers) => return Ok(Ended::OtherTiers),
                         epochs => epochs?,
                     };
-                    // An epoch that took too long is not made up for.
+                    // Missed epochs are skipped.
                     next = (next + epoch * epochs).max(Instant::now());
                 }
             }
@@ -351,15 +350,14 @@ impl Agent {
         Ok(())
     }
 
-    /// What the balloon waits for is made room for at once as far as a batch goes, the rest in the
-    /// epochs that follow.
+    /// Makes room for the balloon: one batch at once, the rest in later epochs.
     fn make_room(&mut self, wanted: ByteCount) -> Result<(), AgentError> {
         self.status.update(|s| s.balloon_wants_bytes = wanted.0);
         self.engine.push(Input::BalloonWants(wanted))?;
         self.act().map(drop)
     }
 
-    /// One epoch. Returns after how many epochs the next one is due.
+    /// Runs one epoch. Returns the number of epochs until the next one is due.
     pub fn step(&mut self) -> Result<u32, AgentError> {
         if self.followed.elapsed() >= NODES_EVERY {
             self.follow_nodes()?;
@@ -368,7 +366,7 @@ impl Agent {
         self.act()
     }
 
-    /// Looks which nodes and CPUs have come or gone.
+    /// Checks which nodes and CPUs came or went.
     fn follow_nodes(&mut self) -> Result<(), AgentError> {
         self.followed = Instant::now();
         match self.machine.follow(&self.config) {
@@ -382,7 +380,7 @@ impl Agent {
                 self.rules.managed = tiers.nodes().collect();
             }
             Ok(Change::Tiers) => return Err(AgentError::OtherTiers),
-            // The nodes that are left make no tiers: the former ones stay, and a node that has gone has no room.
+            // The remaining nodes make no tiers: the former tiers stay, and a removed node has no free memory.
             Err(error) => {
                 self.error = Some(error.to_string());
                 return Ok(());
@@ -397,7 +395,7 @@ impl Agent {
         Ok(self.engine.push(Input::Machine { sizes, cpus })?)
     }
 
-    /// Does what the engine asks for, until it sleeps.
+    /// Carries the engine's requests out, until it sleeps.
     fn act(&mut self) -> Result<u32, AgentError> {
         loop {
             match self.engine.request() {
@@ -431,10 +429,10 @@ impl Agent {
         }
     }
 
-    /// Looks which processes there are and what they map.
+    /// Lists processes and reads their mappings.
     fn refresh(&mut self) -> Result<(), AgentError> {
         let targets = match self.finder.find() {
-            // Nothing is known anew, and nothing else follows from it.
+            // Without a new list the engine keeps the old one.
             Err(error @ TargetsError::Read { .. }) => {
                 self.error = Some(error.to_string());
                 return Ok(self.engine.push(Input::Refreshed)?);
@@ -484,7 +482,7 @@ impl Agent {
         Ok(self.engine.push(Input::Refreshed)?)
     }
 
-    /// Reads what a process maps, and what of it is left alone.
+    /// Reads a process's mappings, and which of them are left alone.
     fn read_space(&mut self, pid: Pid) {
         let Some(process) = self.processes.get_mut(&pid) else {
             return;
@@ -503,7 +501,7 @@ impl Agent {
         }
     }
 
-    /// Tells which memory of which process may be moved.
+    /// Gives the engine each process's movable memory.
     fn divide(&mut self) -> Result<(), Misuse> {
         let mapped = self.processes.iter().map(|(&pid, p)| (pid, p.mapped()));
         let spaces = self.sharing.divide(&mapped.collect());
@@ -513,15 +511,15 @@ impl Agent {
         Ok(())
     }
 
-    /// Tells which process has which share of fast memory.
+    /// Gives the engine each process's share of fast memory.
     fn share(&mut self) -> Result<(), AgentError> {
         let mut shares = BTreeMap::new();
-        // The first cgroup that has a process counts, so that it is put in last.
+        // The first matching cgroup takes precedence, so it is inserted last.
         for (path, share) in self.config.shares().into_iter().rev() {
             match self.finder.in_cgroup(path) {
                 Ok(pids) => shares.extend(pids.into_iter().map(|pid| (Pid(pid), share))),
                 Err(error) => {
-                    // All keep what they have.
+                    // Shares stay as they are.
                     self.error = Some(error.to_string());
                     return Ok(());
                 }
@@ -537,19 +535,19 @@ impl Agent {
         Ok(())
     }
 
-    /// Hands the tracker's samples on.
+    /// Passes the tracker's samples to the engine.
     fn take_samples(&mut self, most: usize) -> Result<(), AgentError> {
         self.samples.clear();
         let drained = match self.tracker.drain(&mut self.samples, most) {
             Ok(drained) => drained,
-            // The ring is in step again: one epoch's samples are lost, not the agent.
+            // The tracker has resynchronized: one epoch's samples are lost.
             Err(error @ TrackerError::Corrupt { .. }) => {
                 self.error = Some(error.to_string());
                 Default::default()
             }
             Err(error) => return Err(error.into()),
         };
-        // Memory that is left alone does not pass for memory that was mapped since the last look.
+        // Memory that is left alone must not count as newly mapped memory.
         let is_left_alone = |pid: Pid, addr: GuestVirtAddr| {
             let process = self.processes.get(&pid);
             process.is_some_and(|process| process.is_left_alone(addr))
@@ -561,7 +559,7 @@ impl Agent {
         self.strangers.retain(|pid| !known.contains_key(pid));
         let before = self.strangers.clone();
         for &sample in &self.samples {
-            // A new process is news once: if it were a target, the next look would find it.
+            // An unknown process triggers one refresh only: if it were a target, that refresh would find it.
             if !known.contains_key(&sample.pid) {
                 self.strangers.insert(sample.pid);
                 if before.contains(&sample.pid) {
@@ -588,7 +586,7 @@ impl Agent {
         })?)
     }
 
-    /// Takes note that a process has gone before a refresh has seen it.
+    /// Notes that a process ended before a refresh saw it.
     fn end(&mut self, pid: Pid) -> Result<(), AgentError> {
         self.processes.remove(&pid);
         self.mover.forget(pid);
@@ -598,7 +596,7 @@ impl Agent {
     }
 }
 
-/// Whether the system backs all memory with huge pages where it can.
+/// Whether transparent huge pages are set to "always".
 fn huge_pages_always(root: &Path) -> bool {
     let file = root.join("sys/kernel/mm/transparent_hugepage/enabled");
     std::fs::read_to_string(file).is_ok_and(|mode| mode.contains("[always]"))

@@ -1,4 +1,4 @@
-//! Moves of the batches that the engine asks for, and their failures.
+//! Moves batches for the engine, and handles failures.
 
 use std::collections::BTreeSet;
 
@@ -10,11 +10,11 @@ use super::{Agent, AgentError, headroom};
 use crate::mover::Mover;
 use crate::pages::{Errno, Pages, PagesError};
 
-/// Room that a cgroup must have before huge pages are made of small ones: that of a batch, with a margin.
+/// Headroom that a cgroup needs before small pages become huge ones: a batch with a margin.
 const COLLAPSE_ROOM: ByteCount = ByteCount(32 * MIB);
 
 impl Agent {
-    /// Moves the batch that is asked for.
+    /// Moves the requested batch.
     pub(super) fn move_batch(&mut self) -> Result<(), AgentError> {
         let Request::Move { pid, .. } = self.engine.request() else {
             return Ok(());
@@ -79,7 +79,7 @@ impl Agent {
                 })?;
                 self.say_why(pid, &failed);
             }
-            // That it has ended in between is no failure.
+            // A process that has ended is no failure.
             Err(PagesError::Gone(_)) => return self.end(pid),
             Err(error) => {
                 failed.extend(batch.iter().map(|r| (error.errno(), r.bytes.0)));
@@ -96,7 +96,7 @@ impl Agent {
         self.hinder(pid, result.err())
     }
 
-    /// Says once for each process and reason why pages did not move.
+    /// Logs once for each process and reason why pages did not move.
     fn say_why(&mut self, pid: Pid, failed: &[(Errno, u64)]) {
         let Some(process) = self.processes.get_mut(&pid) else {
             return;
@@ -112,9 +112,9 @@ impl Agent {
         }
     }
 
-    /// Takes note that a process's memory could not be moved at all; it is left out for a while.
+    /// Notes that none of a process's memory could be moved; the process is skipped for a while.
     pub(super) fn hinder(&mut self, pid: Pid, error: Option<PagesError>) -> Result<(), AgentError> {
-        // The next refresh sees that it has gone.
+        // The next refresh sees that it has ended.
         let error = error.filter(|error| !matches!(error, PagesError::Gone(_)));
         let (Some(error), Some(process)) = (error, self.processes.get_mut(&pid)) else {
             return Ok(());
@@ -127,9 +127,9 @@ impl Agent {
     }
 }
 
-/// Blocks of one process on their way.
+/// Blocks of one process that move together.
 struct Batch<'a> {
-    /// Over the boundary below this tier, up or down.
+    /// The boundary between tiers, by its upper tier, and the direction.
     way: (Level, Direction),
     pid: Pid,
     space: &'a [VirtRange],
@@ -137,7 +137,7 @@ struct Batch<'a> {
 }
 
 impl Batch<'_> {
-    /// Moves each block to its node, a call for each node; tells where it lies then, and why it would not move.
+    /// Moves each block to its node, one call per node. Reports where blocks lie then, and failures.
     fn move_to(
         &self,
         targets: &[NodeId],
@@ -159,7 +159,7 @@ impl Batch<'_> {
     }
 }
 
-/// Whether one of the sorted ranges touches a block.
+/// Whether one of the sorted ranges overlaps a block.
 fn touches(space: &[VirtRange], block: Block) -> bool {
     let next = space.partition_point(|range| range.end() <= block.start());
     let next = space.get(next);

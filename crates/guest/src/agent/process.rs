@@ -1,4 +1,4 @@
-//! One process that the agent looks after.
+//! A process that the agent manages.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -14,41 +14,41 @@ use crate::maps::{MapsError, Movable, RANGES_MAX, VmaKind, read_movable};
 use crate::pages::Errno;
 use crate::targets::Target;
 
-/// How long a process is left out whose memory cannot be moved, at first; each further failure doubles it.
+/// How long an unmovable process is skipped at first. Each further failure doubles the time.
 const LEFT_OUT: Duration = Duration::from_secs(8);
 
 /// The most doublings: 17 minutes.
 const LEFT_OUT_DOUBLINGS: u32 = 7;
 
-/// A process, and what of its memory may be moved.
+/// A managed process and its movable memory.
 #[derive(Debug)]
 pub(super) struct Process {
     pub target: Target,
-    /// Its share of fast memory, as the engine was told.
+    /// Its share of fast memory, as the engine knows it.
     pub share: Option<Share>,
     /// The socket that it runs on, as the engine knows it.
     pub socket: u32,
-    /// Time of its threads when last looked at, ticks.
+    /// CPU ticks of its threads at the last check.
     ticks: BTreeMap<Pid, u64>,
-    /// Ticks that its threads ran on each node's CPUs; half of them are forgotten with each look.
+    /// CPU ticks of its threads on each node, halved at each check.
     ran_on: BTreeMap<NodeId, u64>,
-    /// Why its memory cannot be moved at all, if that is so.
+    /// Why none of its memory can be moved, if so.
     pub hindrance: Option<Hindrance>,
-    /// Why single pages of it did not move, as far as it was said.
+    /// Reasons of failed moves that were logged already.
     pub said: BTreeSet<Errno>,
-    /// Memory of it that is left alone.
+    /// Its memory that is left alone.
     pub left_alone: LeftAlone,
     pub contracts: Contracts,
     movable: Movable,
     held: Vec<Held>,
 }
 
-/// The obstacle to all moves of a process.
+/// An obstacle to all moves of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Hindrance {
-    /// For people.
+    /// The reason, for people.
     pub what: String,
-    /// When it is tried again.
+    /// When moves are tried again.
     until: Duration,
     doublings: u32,
 }
@@ -76,8 +76,7 @@ impl Process {
         most.map(|(&node, _)| node)
     }
 
-    /// Looks on which nodes' CPUs its threads have run since the last look. Threads that were idle say nothing, but for the
-    /// first time.
+    /// Updates where its threads run. Idle threads count at the first check only.
     pub fn look_where_it_runs(&mut self, root: &Path, node_of: impl Fn(u32) -> Option<NodeId>) {
         let runs = last_runs(root, self.target.pid);
         let before = std::mem::take(&mut self.ticks);
@@ -105,12 +104,12 @@ impl Process {
         format!("{} ({})", self.target.pid, self.target.comm)
     }
 
-    /// Ranges of memory that were too many to be looked after.
+    /// Number of ranges beyond the limit, which are not managed.
     pub fn ranges_left_out(&self) -> u64 {
         self.movable.left_out
     }
 
-    /// Its mappings, as they were read last.
+    /// Its mappings, as last read.
     pub fn mapped(&self) -> Mapped<'_> {
         Mapped {
             movable: &self.movable,
@@ -127,7 +126,7 @@ impl Process {
             .is_some_and(|range| range.contains(addr))
     }
 
-    /// Its memory cannot be moved, for this reason: it is left out for a while. Whether the reason is new.
+    /// Skips the process for a while because its memory cannot be moved. Returns whether the reason is new.
     pub fn hinder(&mut self, what: String, now: Duration) -> bool {
         let before = self.hindrance.take();
         let doublings = before.as_ref().map_or(0, |before| before.doublings + 1);
@@ -142,8 +141,10 @@ impl Process {
         is_new
     }
 
-    /// Reads what the process maps now. One that has gone, or that may not be looked at, has no
-    /// memory to move; that the system had no descriptor or memory to spare says nothing of it.
+    /// Reads the process's mappings.
+    ///
+    /// A process that has ended or cannot be inspected has no movable memory. A shortage of descriptors or memory
+    /// changes nothing.
     pub fn read_space(
         &mut self,
         root: &Path,
@@ -190,7 +191,7 @@ impl Process {
         Ok(())
     }
 
-    /// Sorts its mappings by their judgements; `each` gets their ranges.
+    /// Sorts its mappings by judgement, and passes their ranges to `each`.
     fn judged(
         &mut self,
         root: &Path,
@@ -214,7 +215,7 @@ impl Process {
                 let sum = left_alone.entry(hold).or_insert(ByteCount(0));
                 sum.0 = sum.0.saturating_add(bytes.0);
             }
-            // Other processes that map the same have read its policy.
+            // Other processes with the same mapping have read its policy.
             let is_known = hold != Hold::Unread && held.len() < RANGES_MAX;
             if let Some(backing) = vma.backing.filter(|_| is_known) {
                 held.push(Held {

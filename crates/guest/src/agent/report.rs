@@ -1,4 +1,4 @@
-//! The agent's status and log of an epoch.
+//! Writes the agent's status and log of an epoch.
 
 use demeter_policy::{MIB, engine};
 
@@ -6,11 +6,10 @@ use super::Agent;
 use super::process::Process;
 use crate::status::{LeftAlone, TargetStatus};
 
-/// Nanoseconds in a millisecond.
 const NS_PER_MS: u64 = 1_000_000;
 
 impl Agent {
-    /// Updates the status with what came of an epoch.
+    /// Updates the status after an epoch.
     pub(super) fn report(&mut self) {
         let recorder_error = self.engine.take_error().map(|e| e.to_string());
         let error = recorder_error.or_else(|| self.error.take());
@@ -33,7 +32,7 @@ impl Agent {
             (true, false) => tracing::info!("moving again"),
             _ => {}
         }
-        // While nothing is accessed nothing changes, and nothing is summed up.
+        // While nothing is accessed, the details stay the same.
         let details = (!ranking.is_empty()).then(|| {
             let targets: Vec<_> = engine.processes().map(|p| self.target_status(&p)).collect();
             (targets, engine.set_aside() as u64)
@@ -95,7 +94,7 @@ impl Agent {
     }
 }
 
-/// A process's memory that is left alone, for people.
+/// Memory of a process that is left alone, for people.
 fn left_alone(process: &Process) -> Vec<LeftAlone> {
     let held = process.left_alone.iter().map(|(hold, bytes)| LeftAlone {
         bytes: Some(bytes.0),

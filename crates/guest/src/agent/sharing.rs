@@ -1,18 +1,18 @@
-//! Memory that several processes map: one object, which one of them stands for.
+//! Shared memory: assigns each object to one of the processes that map it.
 //!
 //! # Problem
-//! Six processes that share memory have six address spaces with the same pages. Counted in each, the memory is counted six
-//! times, and where one uses it and five do not, it looks unused in most.
+//! Six processes that share memory have six address spaces with the same pages. If each counted them, the memory would
+//! count six times. Where one process uses it and five do not, it would look unused in most.
 //!
 //! # Approach
-//! Each part of an object has one owner: the process that maps most of it, for as long as it does map it. The engine knows
-//! it at the owner's addresses only. Accesses of others are translated to these addresses. Hence heat is a sum, and bytes
-//! are counted and moved once. Memory that one of them must leave alone is left alone in all.
+//! Each part of an object has one owner: the process that maps most of it, as long as it maps it. The engine knows the
+//! memory at the owner's addresses only. Accesses of other processes are translated to these addresses. Hence heat is a
+//! sum, and bytes are counted and moved once. Memory that one process must leave alone is left alone in all.
 //!
 //! # Properties
-//! - Each byte of an object belongs to at most one process's space; to none if it is held somewhere.
-//! - An access counts where the same byte of the object lies in its owner.
-//! - An owner stays one while it maps the object.
+//! - Each byte of an object belongs to at most one process's space, and to none if a process must leave it alone.
+//! - An access counts at the address of the same byte in its owner.
+//! - A process stays the owner while it maps the object.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -39,17 +39,17 @@ pub(super) struct Mapped<'a> {
 #[derive(Debug, Default)]
 pub(super) struct Sharing {
     owners: BTreeMap<ObjectId, Pid>,
-    /// Ranges that are known at other addresses, by process and address.
+    /// Ranges that are translated to other addresses, by process and address.
     elsewhere: BTreeMap<Pid, Vec<Elsewhere>>,
-    /// Ranges that several processes map, and how many do, by owner and address.
+    /// Ranges that several processes map, with the number of processes, by owner and address.
     common: BTreeMap<Pid, Vec<(VirtRange, u32)>>,
 }
 
-/// A range of one process.
+/// A range of one process that is translated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Elsewhere {
     range: VirtRange,
-    /// Where its first byte is known; `None` if it is left alone.
+    /// The address of its first byte in its owner; `None` if it is left alone.
     at: Option<(Pid, GuestVirtAddr)>,
 }
 
@@ -61,7 +61,7 @@ struct Mapping {
     offset: u64,
 }
 
-/// A part of an object, by its first byte, which somebody stands for.
+/// A claimed part of an object, by its first byte.
 #[derive(Debug, Clone, Copy)]
 struct Claim {
     end: u64,
@@ -70,7 +70,7 @@ struct Claim {
 }
 
 impl Sharing {
-    /// Divides all memory among the processes that map it. Returns each one's, sorted and disjoint.
+    /// Divides all memory among the processes that map it. Returns each one's part, sorted and disjoint.
     pub fn divide(
         &mut self,
         processes: &BTreeMap<Pid, Mapped<'_>>,
@@ -137,7 +137,7 @@ impl Sharing {
         spaces
     }
 
-    /// Divides one object: each of its parts goes to the first mapping that shows it.
+    /// Divides one object: each part goes to the first mapping that contains it.
     fn claim(
         &mut self,
         mappings: &[Mapping],
@@ -203,7 +203,7 @@ impl Sharing {
         }
     }
 
-    /// The sample at the address where its memory is known; nothing if that is left alone.
+    /// Translates a sample to its owner's address; `None` if the memory is left alone.
     pub fn place(&self, sample: Sample) -> Option<Sample> {
         let Some(part) = self.elsewhere(sample.pid, sample.addr) else {
             return Some(sample);
@@ -217,10 +217,10 @@ impl Sharing {
         })
     }
 
-    /// An observation of the block where its memory is known; nothing if that is left alone.
+    /// Translates an observation to its owner's block; `None` if the memory is left alone.
     ///
-    /// A block that several processes map is looked at in each of them. So that what they find adds up, a look counts as
-    /// a part of the time that it took.
+    /// Each process that maps a block is scanned. An observation counts for a part of its time, so that the sum over
+    /// the processes is right.
     pub fn place_observation(&self, seen: Observation) -> Option<Observation> {
         // A mapping may begin within a block.
         let middle = moved(seen.block.start(), BLOCK_SIZE / 2);
@@ -253,7 +253,7 @@ impl Sharing {
 }
 
 impl Mapping {
-    /// Where it shows the bytes `from..to` of its object.
+    /// The range that maps the bytes `from..to` of its object.
     fn part(&self, from: u64, to: u64) -> Option<VirtRange> {
         let at = |offset: u64| moved(self.range.start(), offset - self.offset);
         VirtRange::new(at(from), at(to))
@@ -288,7 +288,7 @@ mod tests {
         all: Vec<(Shows, VirtRange)>,
     }
 
-    /// Processes; each mapping has a place of its own.
+    /// Processes; no two mappings overlap.
     struct World(BTreeMap<Pid, Process>);
 
     const PAGE: u64 = 4096;
@@ -329,7 +329,7 @@ mod tests {
             sharing.divide(&mapped)
         }
 
-        /// Object and byte that a process sees at an address.
+        /// The object and byte at an address of a process.
         fn byte(&self, pid: Pid, addr: GuestVirtAddr) -> Option<(u64, u64)> {
             let mut all = self.0.get(&pid)?.all.iter();
             let (shows, range) = all.find(|(_, range)| range.contains(addr))?;

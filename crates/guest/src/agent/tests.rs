@@ -1,5 +1,5 @@
-//! The whole agent on a simulated machine: a root directory, a kernel that moves pages, and a
-//! tracker that plays a workload.
+//! Tests of the whole agent on a simulated machine: a root directory, a kernel that moves pages, and a tracker that
+//! plays a workload.
 
 use std::fs;
 use std::path::Path;
@@ -21,19 +21,19 @@ use crate::tracker::Drained;
 pub(super) const FAST: NodeId = NodeId(0);
 pub(super) const SLOW: NodeId = NodeId(1);
 pub(super) const PID: Pid = Pid(70);
-/// Where the process's array begins.
+/// Start of the process's array.
 pub(super) const BASE: u64 = 1 << 40;
 
-/// A workload's accesses: hot blocks with 9 of 10 samples, the rest anywhere in the array.
+/// A workload's accesses: 9 of 10 samples in hot blocks, the rest anywhere in the array.
 #[derive(Debug, Default)]
 pub(super) struct Script {
     pub samples: u64,
     pub blocks: u64,
     pub hot: std::ops::Range<u64>,
     drawn: u64,
-    /// Further samples of each epoch, as they are.
+    /// Extra samples of each epoch.
     pub besides: Vec<Sample>,
-    /// A process with as many samples, at the same addresses.
+    /// A process that makes the same samples at the same addresses.
     pub peer: Option<Pid>,
     corrupt_next: bool,
     observing: bool,
@@ -113,7 +113,7 @@ fn process(root: &Path, blocks: u64) {
     process_of(root, PID, &maps_of(BASE, blocks));
 }
 
-/// An agent that acts on a simulated kernel, as a script has it.
+/// An agent on a simulated kernel that plays a script.
 pub(super) fn agent_on(
     root: &Path,
     config: Config,
@@ -186,7 +186,7 @@ impl World {
         }
     }
 
-    /// How many of the hot blocks lie in fast memory.
+    /// Number of hot blocks in fast memory.
     pub fn hot_in_fast(&self) -> u64 {
         let hot = self.script.lock().unwrap().hot.clone();
         let n = hot.end - hot.start;
@@ -237,7 +237,7 @@ fn a_hot_set_that_jumps_is_followed() {
 #[test]
 fn memory_that_was_mapped_before_it_was_filled_is_found() {
     let mut w = World::new();
-    // It takes a while to fill what was mapped at once; nobody samples it meanwhile.
+    // New mappings take a while to fill, and have no samples meanwhile.
     process(w.root.path(), 1000);
     w.steps(20);
     for b in 900..1000 {
@@ -283,7 +283,7 @@ fn nothing_accessed_costs_no_call_and_hot_memory_stays() {
 
 #[test]
 fn a_stranger_with_a_processs_pid_is_not_moved() {
-    // Sometimes a batch moves before the next look at which processes there are.
+    // A batch may move before the next refresh.
     let refused = (4..8).filter(|&steps| {
         let mut w = World::new();
         w.steps(steps);
@@ -369,12 +369,12 @@ fn room_for_the_balloon_is_made_of_the_coldest_blocks() {
     w.agent.make_room(wanted).unwrap();
     assert!(fast_free(&w) >= wanted.0, "at once");
     assert_eq!(w.hot_in_fast(), 50);
-    // While the balloon waits nothing comes back.
+    // While the balloon waits, nothing is promoted.
     w.steps(20);
     assert!(fast_free(&w) >= wanted.0);
     assert_eq!(w.hot_in_fast(), 50);
 
-    // It takes what it asked for; what then is free beyond the reserve stays in use.
+    // The balloon takes its amount. Free memory beyond the reserve stays in use.
     *w.kernel.lock().free.get_mut(&FAST).unwrap() -= wanted.0;
     w.kernel.write_zoneinfo();
     w.agent.make_room(ByteCount(0)).unwrap();
@@ -417,7 +417,7 @@ fn the_working_set_and_the_hit_share_are_told() {
     let mut w = World::new();
     w.steps(10);
     let s = w.status.get();
-    // Beside the hot set some blocks are warm by chance.
+    // Random samples make some blocks outside the hot set warm.
     let warm = s.working_set_fast_bytes / BLOCK_SIZE;
     assert!((50..75).contains(&warm), "{warm}");
     assert_eq!(s.working_set_slow_bytes, 0);
@@ -437,7 +437,7 @@ fn it_ends_when_the_processes_that_were_named_have_ended() {
         epoch_ms: 10,
         ..Tuning::default()
     });
-    // The next epoch looks which processes there are.
+    // The next epoch refreshes the list of processes.
     w.steps(199);
     fs::remove_dir_all(w.root.path().join(format!("proc/{PID}"))).unwrap();
     w.kernel.lock().kill(PID);
@@ -477,8 +477,7 @@ fn a_pid_that_is_not_there_is_an_error_at_once() {
     assert!(error.contains("process 71 is not there"), "{error}");
 }
 
-/// Blocks of fast memory that two processes of equal heat have in the end. At first the second has all
-/// of it, 100 blocks.
+/// Number of fast blocks that two processes of equal heat have in the end. At first the second has all 100.
 fn divided(cgroups: &str) -> [u64; 2] {
     let peer = Pid(71);
     let root = tempfile::tempdir().unwrap();
@@ -527,7 +526,7 @@ fn cgroups_of_equal_heat_have_fast_memory_by_weight() {
     );
     let ratio = a as f64 / b as f64;
     assert!((2.85..3.15).contains(&ratio), "{a} and {b} blocks");
-    // Without shares the second keeps what it has.
+    // Without shares the second process keeps its memory.
     assert!(divided("pids = [70, 71]")[1] >= 100);
 }
 

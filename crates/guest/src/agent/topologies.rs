@@ -1,4 +1,4 @@
-//! Machines of more than two nodes: which node memory ends on.
+//! Tests of machines with more than two nodes: where memory ends.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use super::*;
 use crate::pages::simulated::{SharedPages, SimulatedPages};
 use crate::tracker::Drained;
 
-/// Where each process's array begins.
+/// Start of each process's array.
 const FIRST: u64 = (1 << 40) / BLOCK_SIZE;
 
 /// A node: its size in blocks, its CPU, its memory tier.
@@ -22,12 +22,12 @@ type NodeScript = (u64, Option<u32>, u32);
 struct Program {
     pid: Pid,
     cpu: u32,
-    /// Nodes and their numbers of blocks, by address.
+    /// Node and number of blocks, in order of address.
     lies: Vec<(u32, u64)>,
     hot: std::ops::Range<u64>,
 }
 
-/// Samples of all programs' hot blocks, one after another, and now and then of any block.
+/// Plays samples of all programs' hot blocks in turn, and sometimes of a random block.
 struct HotBlocks {
     programs: Vec<(Pid, std::ops::Range<u64>, u64)>,
     drawn: u64,
@@ -90,7 +90,7 @@ struct World {
     status: StatusCell,
 }
 
-/// Writes what the kernel tells of a node.
+/// Writes the sysfs files of a node.
 fn write_node(root: &Path, id: u32, (blocks, cpu, tier): NodeScript, distances: &[u32]) {
     let dir = root.join(format!("sys/devices/system/node/node{id}"));
     fs::create_dir_all(&dir).unwrap();
@@ -121,7 +121,7 @@ fn write_process(root: &Path, program: &Program) {
 }
 
 impl World {
-    /// Nodes with their distances, and what each has free, in blocks.
+    /// A machine of nodes with distances and free blocks.
     fn new(nodes: &[NodeScript], distances: &[&[u32]], free: &[u64], programs: &[Program]) -> Self {
         let root = tempfile::tempdir().unwrap();
         let mut kernel = SimulatedPages::default();
@@ -180,7 +180,7 @@ impl World {
         }
     }
 
-    /// Blocks of a program's hot part on each of the first four nodes.
+    /// Number of a program's hot blocks on each of the first four nodes.
     fn hot_on(&self, program: &Program) -> [usize; 4] {
         let addresses = program.hot.clone().map(|b| Block(FIRST + b).start());
         let addresses: Vec<_> = addresses.collect();
@@ -194,7 +194,7 @@ impl World {
     }
 }
 
-/// Two sockets with DRAM (nodes 0 and 1) and CXL memory (nodes 2 and 3) each.
+/// Two sockets, each with DRAM (nodes 0 and 1) and CXL memory (nodes 2 and 3).
 const DRAM_AND_CXL: [NodeScript; 4] = [
     (100, Some(0), 4),
     (100, Some(1), 4),
@@ -219,7 +219,7 @@ fn program(pid: u32, cpu: u32, lies: &[(u32, u64)], hot: std::ops::Range<u64>) -
 
 #[test]
 fn each_sockets_program_is_promoted_to_its_own_dram() {
-    // Each has filled its socket's DRAM with memory that it does not use, and what is hot lies in CXL memory.
+    // Each program has filled its socket's DRAM with cold memory, and its hot memory lies in CXL memory.
     let programs = [
         program(70, 0, &[(0, 90), (2, 100)], 120..160),
         program(71, 1, &[(1, 90), (3, 100)], 120..160),
@@ -227,7 +227,7 @@ fn each_sockets_program_is_promoted_to_its_own_dram() {
     let mut w = World::new(&DRAM_AND_CXL, &DISTANCES, &[9, 9, 200, 200], &programs);
     w.steps(60);
     let (of_0, of_1) = (w.hot_on(&programs[0]), w.hot_on(&programs[1]));
-    // Memory that was free at first took some of the other socket's.
+    // Some blocks of the other socket took memory that was free at first.
     assert!(of_0[0] >= 30 && of_0[0] + of_0[1] == 40, "{of_0:?}");
     assert!(of_1[1] >= 30 && of_1[0] + of_1[1] == 40, "{of_1:?}");
     let tiers = w.status.get().tiers;
@@ -259,7 +259,7 @@ fn free_dram_of_the_other_socket_is_used_before_cxl_memory() {
 fn three_tiers_hold_hot_warm_and_idle_memory() {
     let nodes = [(60, Some(0), 4), (60, None, 22), (400, None, 70)];
     let distances: [&[u32]; 3] = [&[10, 14, 28], &[14, 10, 30], &[28, 30, 10]];
-    // Hot memory lies in the middle tier and in the slowest, and fast memory is free.
+    // Hot memory lies in the middle and the slowest tier, and fast memory is free.
     let programs = [program(70, 0, &[(0, 10), (1, 50), (2, 100)], 40..90)];
     let mut w = World::new(&nodes, &distances, &[50, 10, 200], &programs);
     assert_eq!(w.agent.machine.tiers().to_string(), "0/1/2");
@@ -301,7 +301,7 @@ fn a_node_that_comes_later_is_used_and_one_that_goes_is_not_refilled() {
     w.steps(30);
     assert_eq!(w.hot_on(&programs[0])[0], 0);
 
-    // It is plugged in: what is cold can leave.
+    // A new node comes online: cold blocks can leave.
     fs::rename(&later, node(2)).unwrap();
     w.agent.follow_nodes().unwrap();
     let tiers = w.status.get().tiers;
@@ -318,7 +318,7 @@ fn a_node_that_comes_later_is_used_and_one_that_goes_is_not_refilled() {
     let on_it = |w: &World| w.kernel.lock().on(programs[0].pid, NodeId(2)).0;
     assert!(on_it(&w) > 0);
 
-    // It goes: the kernel empties it block by block, and nothing comes back.
+    // The node goes offline: the kernel empties it block by block, and nothing moves back.
     w.kernel.lock().present.insert(NodeId(2), 50000);
     w.kernel.write_zoneinfo();
     w.agent.follow_nodes().unwrap();
@@ -350,7 +350,7 @@ fn memory_and_cpus_that_come_later_are_counted() {
     w.agent.follow_nodes().unwrap();
     assert_eq!(w.status.get().tiers[0].bytes, 4096 << 10);
     assert_eq!(w.agent.machine.cpus(), 8);
-    // The last slow node goes: the agent says so, and goes on.
+    // The last slow node goes offline: the agent reports it and continues.
     fs::remove_dir_all(w.root.path().join("sys/devices/system/node/node1")).unwrap();
     w.agent.follow_nodes().unwrap();
     w.steps(3);

@@ -2,10 +2,10 @@
 
 use libc::Ioctl;
 
-/// The version that this client speaks.
+/// The interface version that this client speaks.
 pub const ABI: u32 = 2;
 
-/// The most ranges in one call.
+/// Maximum number of ranges in one call.
 pub const RANGES_MAX: usize = 4096;
 
 /// `struct demeter_balloon_range`
@@ -79,7 +79,7 @@ pub struct Prove {
     pub page: u64,
 }
 
-/// `_IOC(read | write, 0xde, number, size)`: bit 31 for an answer, bit 30 for an argument.
+/// `_IOC(read | write, 0xde, number, size)`: bit 31 if there is an answer, bit 30 if there is an argument.
 const fn ioc<T>(answer: bool, argument: bool, number: u32) -> Ioctl {
     let direction = (answer as u32) << 31 | (argument as u32) << 30;
     (direction | (size_of::<T>() as u32) << 16 | 0xde << 8 | number) as Ioctl

@@ -1,16 +1,16 @@
-//! What holds for every [`Balloon`], the kernel's and the simulated one alike. Panics where it
-//! does not.
+//! Conformance suite of every [`Balloon`], real and simulated. A violation panics.
 
 use demeter_policy::{BLOCK_SIZE, ByteCount, NodeId, PAGE_SIZE};
 use demeter_proto::{GpaRange, Nonce};
 
 use super::{Balloon, Cursor, Stop, join};
 
-/// Calls after which a loop of bounded calls must have ended.
+/// Limit of a loop of bounded calls.
 const CALLS_MAX: usize = 100_000;
 
-/// Checks `balloon` on `node`, of which nothing may be held, and at least four blocks must be
-/// spare. Nothing is held afterwards.
+/// Checks `balloon` on `node`.
+///
+/// At the start nothing may be held, and at least four blocks must be free. Nothing is held afterwards.
 pub fn conforms(balloon: &mut dyn Balloon, node: NodeId) {
     assert_eq!(held(balloon, node), 0, "nothing is held at first");
     assert_eq!(list(balloon, node), []);
@@ -24,7 +24,7 @@ pub fn conforms(balloon: &mut dyn Balloon, node: NodeId) {
     assert_whole_pages_apart(&taken);
     assert_eq!(list(balloon, node), taken, "the list is what was told");
 
-    // Less than a block: one of them is split, or single pages go.
+    // Less than a block: the driver splits a block, or returns single pages.
     let given = deflate(balloon, node, BLOCK_SIZE / 2 + PAGE_SIZE);
     assert_eq!(given, (BLOCK_SIZE / 2 + PAGE_SIZE, Stop::Done));
     let rest = list(balloon, node);
@@ -78,7 +78,7 @@ pub fn conforms(balloon: &mut dyn Balloon, node: NodeId) {
     assert!(!balloon.take_event().unwrap(), "memory was never short");
 }
 
-/// Inflates by `bytes` in as many calls as it takes. Returns what is newly held.
+/// Inflates by `bytes` in as many calls as needed. Returns the newly held ranges.
 pub fn inflate(balloon: &mut dyn Balloon, node: NodeId, bytes: u64) -> (Vec<GpaRange>, Stop) {
     let mut ranges = vec![];
     for _ in 0..CALLS_MAX {
@@ -92,7 +92,7 @@ pub fn inflate(balloon: &mut dyn Balloon, node: NodeId, bytes: u64) -> (Vec<GpaR
     panic!("inflating never ends");
 }
 
-/// Deflates by `bytes` in as many calls as it takes. Returns how many bytes went.
+/// Deflates by `bytes` in as many calls as needed. Returns the returned bytes.
 pub fn deflate(balloon: &mut dyn Balloon, node: NodeId, bytes: u64) -> (u64, Stop) {
     let mut moved = 0;
     for _ in 0..CALLS_MAX {
@@ -105,7 +105,7 @@ pub fn deflate(balloon: &mut dyn Balloon, node: NodeId, bytes: u64) -> (u64, Sto
     panic!("deflating never ends");
 }
 
-/// Everything that is held, by address, touching ranges joined.
+/// All held ranges, by address, with touching ranges joined.
 pub fn list(balloon: &mut dyn Balloon, node: NodeId) -> Vec<GpaRange> {
     let mut ranges = vec![];
     let mut cursor = Cursor::default();

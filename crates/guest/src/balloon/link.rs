@@ -1,5 +1,6 @@
-//! Carries the protocol over the port: one thread, which wakes once a second while nothing is
-//! asked, and at once when the host says something.
+//! Carries the protocol over the port.
+//!
+//! One thread. It wakes once a second while idle, and at once when the host sends something.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -19,48 +20,48 @@ use crate::agent::Control;
 use crate::nodes::{NodesError, Topology};
 use crate::status::StatusCell;
 
-/// Between two reports, and between two looks for a host that has gone.
+/// Time between two reports, and between two checks whether the host has gone.
 const TICK: Duration = Duration::from_secs(1);
 
-/// How much later than due the thread may wake, so that it wakes together with others.
+/// Timer slack: the thread may wake this late, together with others.
 const TIMER_SLACK_NS: libc::c_ulong = 50_000_000;
 
-/// While so many bytes wait to be written nothing more is done: a host that does not read must
-/// not make us grow.
+/// Nothing more is done while this much is unsent, so that a host that does not read cannot make the agent's memory
+/// grow.
 const UNSENT_BYTES_MAX: usize = 256 * 1024;
 
-/// Why the relay does not start.
+/// An error that keeps the relay from starting.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
-    /// There is no port.
+    /// The VM has no port.
     #[error(
         "no virtio-serial port named {PORT_NAME}, and no vsock: add one to the VM (QEMU: -device \
          virtio-serial-pci -device virtserialport,chardev=..,name={PORT_NAME}; Cloud Hypervisor: \
          --vsock cid=3,socket=..), and load virtio_console or vmw_vsock_virtio_transport in the guest"
     )]
     NoPort,
-    /// The port cannot be used.
+    /// The port cannot be opened.
     #[error("cannot open the port {PORT_NAME}: {0}; run as root, and one agent at a time")]
     Port(io::Error),
-    /// Something of the kernel's cannot be read.
+    /// A kernel file cannot be read.
     #[error("cannot read {what}: {source}")]
     Kernel {
-        /// What.
+        /// The file or value that was read.
         what: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// No nodes.
+    /// The NUMA nodes cannot be read.
     #[error(transparent)]
     Nodes(#[from] NodesError),
 }
 
-/// An agent that runs beside the relay.
+/// The relay's connection to an agent in the same process.
 #[derive(Debug)]
 pub struct BesideAgent {
-    /// What it knows of accesses.
+    /// The agent's status.
     pub status: StatusCell,
-    /// Where it is asked to make room.
+    /// Where to send requests for room.
     pub controls: Sender<Control>,
 }
 
@@ -75,16 +76,16 @@ impl BesideAgent {
     }
 }
 
-/// A running relay. Dropped, it stops; what is held stays held.
+/// A running relay. Dropping it stops the thread; the driver keeps its memory.
 #[derive(Debug)]
 pub struct Link {
-    /// Closing it stops the thread.
+    /// Dropping it stops the thread.
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Link {
-    /// Starts a relay to the port and the driver below `root`, in a thread of its own.
+    /// Starts a relay between port and driver below `root`, in a thread of its own.
     pub fn start(root: &Path, agent: Option<BesideAgent>) -> Result<Self, LinkError> {
         let port = Port::open(root, PORT_NAME).map_err(LinkError::Port)?;
         let port = port.ok_or(LinkError::NoPort)?;
@@ -96,7 +97,7 @@ impl Link {
         Self::over(port, root, open, agent)
     }
 
-    /// The same over an open port and any driver.
+    /// Starts a relay over an open port and any driver.
     pub fn over(
         port: Port,
         root: &Path,
@@ -143,7 +144,7 @@ impl Drop for Link {
     }
 }
 
-/// The slow node, whose memory is cheap; the last one where none is slow.
+/// The node that deflates when memory runs out: the slow node, or the last one.
 fn oom_node(topology: &Topology) -> NodeId {
     let last = topology.with_memory().last().map_or(NodeId(0), |n| n.id);
     topology.order().map_or(last, |order| order.pair.slow)
@@ -151,7 +152,7 @@ fn oom_node(topology: &Topology) -> NodeId {
 
 fn session() -> io::Result<SessionId> {
     let mut bytes = [0; 8];
-    // SAFETY: the buffer is ours and as long as told.
+    // SAFETY: the buffer is ours, and the length is the buffer's.
     let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
     if got != bytes.len() as isize {
         return Err(io::Error::last_os_error());
@@ -159,14 +160,14 @@ fn session() -> io::Result<SessionId> {
     Ok(SessionId(u64::from_ne_bytes(bytes)))
 }
 
-/// Whether it tells of memory that changed hands.
+/// Whether a message reports memory that changed hands.
 fn has_moved(message: &Message) -> bool {
     matches!(message, Message::Done(done) if done.moved.0 > 0)
 }
 
 struct Worker {
     root: PathBuf,
-    /// `None` after it failed, until it can be opened again.
+    /// `None` after the port failed, until it can be opened again.
     port: Option<Port>,
     status: Option<StatusCell>,
     relay: Relay,
@@ -176,7 +177,7 @@ struct Worker {
     connected: bool,
 }
 
-/// What a wait found.
+/// Events that ended a wait.
 struct Ready {
     stop: bool,
     readable: bool,
@@ -186,7 +187,7 @@ struct Ready {
 
 impl Worker {
     fn run(mut self, stop: OwnedFd) {
-        // SAFETY: takes a number only; concerns this thread alone.
+        // SAFETY: takes a number only; affects this thread alone.
         unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, TIMER_SLACK_NS) };
         let mut tick = Instant::now();
         let mut out = vec![];
@@ -212,7 +213,7 @@ impl Worker {
             let is_news = ready.event && self.took_event();
             let was_connected = self.connected;
             self.follow(&ready, &mut out);
-            // A host that has just come is greeted already.
+            // A host that has just connected was greeted already.
             if was_connected && (is_due || is_news) {
                 self.report(&mut out);
             }
@@ -232,8 +233,9 @@ impl Worker {
         self.unsent.len() < UNSENT_BYTES_MAX
     }
 
-    /// Waits for the host, the driver or the end. A closed port is not waited for: it would be
-    /// ready at once, and nothing would come.
+    /// Waits for the host, the driver or the stop signal.
+    ///
+    /// A closed port is not polled: it would always be ready and yield nothing.
     fn wait(&self, stop: BorrowedFd<'_>, timeout: Duration) -> io::Result<Ready> {
         let port = self.port.as_ref().map(|p| p.as_fd().as_raw_fd());
         let event = self.relay.event_fd();
@@ -245,7 +247,7 @@ impl Worker {
             wanted |= libc::POLLOUT;
         }
         let poll_fd = |fd: Option<RawFd>, events| libc::pollfd {
-            // A negative number is passed over.
+            // poll(2) ignores a negative descriptor.
             fd: fd.unwrap_or(-1),
             events,
             revents: 0,
@@ -256,7 +258,7 @@ impl Worker {
             poll_fd(waited_for, wanted),
             poll_fd(event, libc::POLLIN),
         ];
-        // Rounded up: a wait that is a little short would be followed by an empty turn.
+        // Rounded up: a wait that is slightly short would be followed by a turn without work.
         let timeout_ms = timeout.as_nanos().div_ceil(1_000_000);
         poll(&mut fds, i32::try_from(timeout_ms).unwrap_or(i32::MAX))?;
         if !self.connected {
@@ -271,7 +273,7 @@ impl Worker {
         })
     }
 
-    /// Follows the port's state, and takes what the host says.
+    /// Tracks the port's state and handles messages of the host.
     fn follow(&mut self, ready: &Ready, out: &mut Vec<Message>) {
         if self.port.is_none() {
             self.reopen();
@@ -334,7 +336,7 @@ impl Worker {
         }
     }
 
-    /// The port is gone: it may have been unplugged, and may come again.
+    /// Closes a failed port: it may have been unplugged, and may come back.
     fn lose(&mut self, error: &io::Error) {
         tracing::warn!("the port {PORT_NAME}: {error}");
         self.disconnect();
@@ -354,7 +356,7 @@ impl Worker {
         }
     }
 
-    /// Greets a host that does not know us; tells one that does how memory is used.
+    /// Greets a host that has not answered yet, or sends it the memory statistics.
     fn report(&mut self, out: &mut Vec<Message>) {
         if !self.connected || !self.has_room() {
             return;
@@ -391,10 +393,10 @@ impl Worker {
     }
 }
 
-/// poll(2), gone on with after a signal.
+/// poll(2), retried after a signal.
 fn poll(fds: &mut [libc::pollfd], timeout_ms: i32) -> io::Result<()> {
     loop {
-        // SAFETY: the array is ours and as long as told.
+        // SAFETY: the array is ours, and the length is the array's.
         let ready = unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout_ms) };
         let error = io::Error::last_os_error();
         match ready {

@@ -1,4 +1,4 @@
-//! The balloon driver of this kernel: `/dev/demeter_balloon` and its statistics in sysfs.
+//! The kernel's balloon driver: `/dev/demeter_balloon` and its statistics in sysfs.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -16,12 +16,12 @@ use super::{
 const DEVICE: &str = "dev/demeter_balloon";
 const STATS_DIR: &str = "sys/class/misc/demeter_balloon";
 
-/// The balloon driver of this kernel.
+/// A client of the kernel's balloon driver.
 #[derive(Debug)]
 pub struct LiveBalloon {
     device: File,
     stats_dir: PathBuf,
-    /// Reused by every call.
+    /// A buffer that every call reuses.
     ranges: Vec<abi::Range>,
 }
 
@@ -66,8 +66,8 @@ impl LiveBalloon {
         argument: &mut T,
         what: impl FnOnce() -> String,
     ) -> Result<(), BalloonError> {
-        // SAFETY: the request's number says the size of T, which the kernel reads and fills; a
-        // pointer in it, if there is one, is that of `self.ranges`, whose length it tells too.
+        // SAFETY: the request's number contains the size of T, which the kernel reads and fills. If T has a pointer, it
+        // is `self.ranges`', with its length.
         let failed = unsafe { libc::ioctl(self.device.as_raw_fd(), request, argument) } < 0;
         if !failed {
             return Ok(());
@@ -78,7 +78,7 @@ impl LiveBalloon {
         })
     }
 
-    /// The ranges that a call filled.
+    /// The ranges that a call returned.
     fn filled(&self, count: u32) -> Result<Vec<GpaRange>, BalloonError> {
         let filled = self
             .ranges
@@ -91,7 +91,7 @@ impl LiveBalloon {
         Ok(join(ranges.collect()))
     }
 
-    /// Gives up to `bytes` of what is held of `node` at `start` and above, below `end`, back.
+    /// Returns up to `bytes` of held memory of `node` between `start` and `end` to the kernel.
     pub fn deflate_within(
         &mut self,
         node: NodeId,
@@ -165,7 +165,7 @@ impl Balloon for LiveBalloon {
             ..Default::default()
         };
         self.call(abi::IOC_LIST, &mut call, || {
-            format!("list what is held of node {node}")
+            format!("list held memory of node {node}")
         })?;
         Ok(Listed {
             ranges: self.filled(call.ranges_count)?,

@@ -1,8 +1,8 @@
 //! The balloon: memory of a node that the guest's kernel holds for the host.
 //!
-//! The kernel module in `kernel/demeter_balloon` owns what is held, so that the death of the agent
-//! changes nothing. Here is its client ([`Balloon`], [`LiveBalloon`]) and what stands between it
-//! and the host: [`relay`] answers the host's requests, [`link`](mod@link) carries them.
+//! The kernel module in `kernel/demeter_balloon` owns the held memory, so that it survives the agent. This module has
+//! the driver's client ([`Balloon`], [`LiveBalloon`]). [`relay`] answers the host's requests, and [`link`](mod@link)
+//! carries them.
 
 mod abi;
 pub mod conformance;
@@ -26,11 +26,11 @@ pub use live::LiveBalloon;
 
 /// A balloon driver: holds memory by node.
 ///
-/// Every call is bounded in its work and says why it did no more. All amounts are multiples of
-/// the page size.
+/// Every call does a bounded amount of work, and says why it stopped. All amounts are multiples of the page size.
 pub trait Balloon: Send {
-    /// Holds up to `bytes` more of `node`: whole blocks while there are any, then pages. Without
-    /// `reclaim` only memory that is free above the kernel's watermarks is taken.
+    /// Holds up to `bytes` more of `node`: whole blocks first, then pages.
+    ///
+    /// Without `reclaim` it takes only memory that is free above the kernel's watermarks.
     fn inflate(
         &mut self,
         node: NodeId,
@@ -38,108 +38,110 @@ pub trait Balloon: Send {
         reclaim: bool,
     ) -> Result<Inflated, BalloonError>;
 
-    /// Gives up to `bytes` of what is held of `node` back to the kernel.
+    /// Returns up to `bytes` of held memory of `node` to the kernel.
     fn deflate(&mut self, node: NodeId, bytes: ByteCount) -> Result<Deflated, BalloonError>;
 
-    /// What is held of `node`, by address, from `cursor` on (at first the default one).
+    /// Lists held memory of `node` by address, from `cursor` on; start with the default cursor.
     fn list(&mut self, node: NodeId, cursor: Cursor) -> Result<Listed, BalloonError>;
 
-    /// Lets the driver give back up to `bytes` of `node` by itself when the kernel runs out of
-    /// memory, in total until the next call.
+    /// Lets the driver return up to `bytes` of `node` by itself when memory runs out.
+    ///
+    /// The amount is a total until the next call.
     fn allow_oom(&mut self, node: NodeId, bytes: ByteCount) -> Result<(), BalloonError>;
 
-    /// Writes `nonce` to the beginning of a page of the driver's own in `node`, which is never held,
-    /// and tells where that lies.
+    /// Writes `nonce` to a page of the driver's own in `node`. Returns the page's address.
+    ///
+    /// This page is never held for the host.
     fn prove(&mut self, node: NodeId, nonce: Nonce) -> Result<GuestPhysAddr, BalloonError>;
 
-    /// How much is held.
+    /// Amounts of held and returned memory.
     fn stats(&mut self, node: NodeId) -> Result<NodeBalloon, BalloonError>;
 
-    /// Becomes readable when the driver gave something back by itself; `None` if it never does.
+    /// A descriptor that is readable after the driver returned memory by itself; `None` if it never does.
     fn event_fd(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Whether the driver gave something back by itself since the last call.
+    /// Whether the driver returned memory by itself since the last call.
     fn take_event(&mut self) -> Result<bool, BalloonError>;
 }
 
-/// What a call that inflates did.
+/// The result of [`Balloon::inflate`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Inflated {
-    /// Newly held, by address, disjoint, touching ranges joined.
+    /// Newly held ranges, by address, disjoint, with touching ranges joined.
     pub ranges: Vec<GpaRange>,
-    /// Why it did no more.
+    /// Why it stopped.
     pub stop: Stop,
 }
 
-/// What a call that deflates did.
+/// The result of [`Balloon::deflate`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Deflated {
-    /// Given back.
+    /// Memory returned to the kernel.
     pub moved: ByteCount,
-    /// Why it did no more.
+    /// Why it stopped.
     pub stop: Stop,
 }
 
-/// A part of the list of what is held.
+/// A part of the list of held memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listed {
-    /// By address, disjoint, touching ranges joined.
+    /// By address, disjoint, with touching ranges joined.
     pub ranges: Vec<GpaRange>,
-    /// Where the list goes on, if it may.
+    /// Where the next call continues, if there is more.
     pub next: Option<Cursor>,
 }
 
-/// A place in the list of what is held; the default is its beginning.
+/// A position in the list of held memory; the default is its start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Cursor(u64);
 
-/// What is held of one node.
+/// Held memory of one node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NodeBalloon {
     /// Held now.
     pub held: ByteCount,
-    /// Given back by the driver itself, out of memory, since it was loaded.
+    /// Memory that the driver returned by itself under memory pressure, since it was loaded.
     pub oom_returned: ByteCount,
 }
 
-/// Why a call did no more.
+/// Why a call stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stop {
-    /// It did everything.
+    /// It did everything it was asked for.
     Done,
     /// It reached its bound, or a signal arrived: call again.
     Again,
-    /// The node has no memory to spare.
+    /// The node has no free memory.
     NoMemory,
     /// Nothing more is held.
     Empty,
 }
 
-/// Why the balloon cannot be used.
+/// An error of the balloon driver.
 #[derive(Debug, thiserror::Error)]
 pub enum BalloonError {
-    /// There is none.
+    /// The driver is not usable.
     #[error("no balloon driver: {why}; {hint}")]
     Unavailable {
-        /// What is missing.
+        /// The missing part.
         why: String,
-        /// What the person can do.
+        /// The way to fix it.
         hint: &'static str,
     },
     /// The driver refused a call.
     #[error("the balloon driver refuses to {what}: {source}")]
     Call {
-        /// What was asked.
+        /// The call.
         what: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// Its answer makes no sense.
+    /// The driver's answer is invalid.
     #[error("the balloon driver answered {0}; load the one that came with this agent")]
     Nonsense(String),
 }
 
-/// Sorts ranges by address and joins those that touch.
+/// Sorts ranges by address and joins touching ones.
 fn join(mut ranges: Vec<GpaRange>) -> Vec<GpaRange> {
     ranges.sort_unstable();
     ranges.dedup_by(|next, last| {

@@ -1,5 +1,7 @@
-//! The port to the host. A virtio-serial port is a byte pipe that outlives both of its ends; where there
-//! is none of ours, a vsock port, on which the host calls.
+//! The port to the host: virtio-serial, or else vsock.
+//!
+//! A virtio-serial port is a byte pipe that outlives both of its ends. Where the VM has no such port, the guest listens
+//! on a vsock port, and the host calls it.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -14,12 +16,12 @@ pub const PORT_NAME: &str = "org.demeter.0";
 
 const CLASS: &str = "sys/class/virtio-ports";
 
-/// What became of reading or writing.
+/// The result of a read or write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transfer {
-    /// So many bytes.
+    /// Bytes that were transferred.
     Bytes(usize),
-    /// Not now.
+    /// The call would block.
     Later,
     /// The host's side is closed.
     HungUp,
@@ -36,7 +38,7 @@ enum Kind {
 }
 
 impl Port {
-    /// Opens the port named `name` below `root`, or the vsock port; `None` if there is neither.
+    /// Opens the port named `name` below `root`, or else the vsock port; `None` if there is neither.
     pub fn open(root: &Path, name: &str) -> io::Result<Option<Self>> {
         let Some(device) = find(root, name)? else {
             let calls = Calls::listen(root)?;
@@ -50,7 +52,7 @@ impl Port {
         Ok(Some(Self(Kind::Pipe(port))))
     }
 
-    /// Whether the host is at the other end, of a port that has not hung up. Takes its call where it calls.
+    /// Whether the host is connected. Accepts its call on a vsock port. Needs a port that has not hung up.
     pub fn is_connected(&mut self) -> io::Result<bool> {
         match &mut self.0 {
             Kind::Pipe(_) => Ok(true),
@@ -58,20 +60,20 @@ impl Port {
         }
     }
 
-    /// The host has gone; it may come again.
+    /// Notes that the host has gone; it may come back.
     pub fn hang_up(&mut self) {
         if let Kind::Vsock(calls) = &mut self.0 {
             calls.hang_up();
         }
     }
 
-    /// Reads what has come.
+    /// Reads available bytes.
     pub fn read(&mut self, buffer: &mut [u8]) -> io::Result<Transfer> {
         self.pipe()
             .map_or(Ok(Transfer::HungUp), |pipe| transfer(pipe.read(buffer)))
     }
 
-    /// Writes what fits.
+    /// Writes as many bytes as possible.
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<Transfer> {
         self.pipe()
             .map_or(Ok(Transfer::HungUp), |pipe| transfer(pipe.write(bytes)))
@@ -84,7 +86,7 @@ impl Port {
         }
     }
 
-    /// A port on which whoever calls is the host.
+    /// A port that takes any caller for the host.
     #[cfg(test)]
     pub(super) fn listening(listener: OwnedFd) -> Self {
         Self(Kind::Vsock(Calls::on(listener, |_| true)))
@@ -92,7 +94,7 @@ impl Port {
 }
 
 impl From<OwnedFd> for Port {
-    /// Any byte pipe that does not block.
+    /// A port over any non-blocking byte pipe.
     fn from(pipe: OwnedFd) -> Self {
         Self(Kind::Pipe(pipe.into()))
     }
@@ -112,8 +114,8 @@ pub fn is_there(root: &Path) -> bool {
     matches!(find(root, PORT_NAME), Ok(Some(_))) || vsock::is_there(root)
 }
 
-/// The driver (drivers/char/virtio_console.c) reads nothing while the host's side is closed, and
-/// has no room then.
+/// Maps the driver's results: while the host's side is closed, it reads nothing and has no room
+/// (drivers/char/virtio_console.c).
 fn transfer(result: io::Result<usize>) -> io::Result<Transfer> {
     match result {
         Ok(0) => Ok(Transfer::HungUp),
@@ -128,7 +130,7 @@ fn transfer(result: io::Result<usize>) -> io::Result<Transfer> {
     }
 }
 
-/// The device's name under /dev, by the name that the hypervisor gave the port.
+/// Finds the device's name under /dev by the name that the hypervisor gave the port.
 pub fn find(root: &Path, name: &str) -> io::Result<Option<String>> {
     let entries = match fs::read_dir(root.join(CLASS)) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),

@@ -1,4 +1,4 @@
-//! What the host is told every second: how full the nodes are, how memory presses, what is hot.
+//! Reads the statistics that the host gets every second.
 
 use std::fs;
 use std::io;
@@ -11,7 +11,7 @@ use super::{Balloon, NodeBalloon};
 use crate::nodes::{NodeUsage, NodesError, Topology};
 use crate::status::{Status, TierStatus};
 
-/// Tells this boot from others.
+/// The kernel's identifier of this boot.
 pub fn boot_id(root: &Path) -> io::Result<BootId> {
     let text = fs::read_to_string(root.join("proc/sys/kernel/random/boot_id"))?;
     let digits: String = text.trim().chars().filter(|&c| c != '-').collect();
@@ -20,7 +20,7 @@ pub fn boot_id(root: &Path) -> io::Result<BootId> {
     Ok(BootId(number.to_be_bytes()))
 }
 
-/// The sizes of the nodes that hold memory, with what the balloon holds of it.
+/// Sizes of the nodes with memory, including held memory.
 pub fn totals(
     topology: &Topology,
     mut balloon: Option<&mut (dyn Balloon + 'static)>,
@@ -32,18 +32,18 @@ pub fn totals(
     totals.take(NODES_MAX).collect()
 }
 
-/// The driver takes what it holds out of what the kernel counts.
+/// Adds held memory, which the driver subtracts from the kernel's count.
 fn with_held(counted: ByteCount, held: ByteCount) -> ByteCount {
     ByteCount(counted.0.saturating_add(held.0))
 }
 
-/// What the driver says of a node; nothing where there is none.
+/// The driver's statistics of a node; zero without a driver.
 fn of_driver(balloon: &mut Option<&mut (dyn Balloon + 'static)>, node: NodeId) -> NodeBalloon {
     let stats = balloon.as_mut().and_then(|b| b.stats(node).ok());
     stats.unwrap_or_default()
 }
 
-/// How memory is used now. `status` is the agent's, if one runs beside the relay.
+/// Current use of memory. `status` is that of an agent in the same process.
 pub fn stats(
     root: &Path,
     nodes: &[NodeTotal],
@@ -83,7 +83,7 @@ pub fn stats(
     })
 }
 
-/// The working set that is reported with a node: the first node of each tier stands for the tier.
+/// The working set to report with a node. The first node of each tier reports for its tier.
 fn working_set_on(status: &Status, node: NodeId) -> u64 {
     let is_first = |tier: &TierStatus| tier.nodes.first() == Some(&node.0);
     match status.tiers.iter().position(is_first) {
@@ -93,7 +93,7 @@ fn working_set_on(status: &Status, node: NodeId) -> u64 {
     }
 }
 
-/// `some avg10` and `full avg10` of `ROOT/proc/pressure/memory`; zero where the kernel keeps none.
+/// `some avg10` and `full avg10` of `ROOT/proc/pressure/memory`; zero if the kernel has no PSI.
 fn pressure(root: &Path) -> (Permille, Permille) {
     let text = fs::read_to_string(root.join("proc/pressure/memory")).unwrap_or_default();
     let avg10 = |kind: &str| {

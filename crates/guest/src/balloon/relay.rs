@@ -1,15 +1,15 @@
-//! What the guest does with what the host says: greets, carries out requests one at a time and
-//! in order, answers each, and answers a repeated one without doing it again. No I/O and no clock:
-//! [`link`](super::link) has those.
+//! The guest's side of the protocol with the host, without I/O and clock.
+//!
+//! It greets the host, carries requests out in order, one at a time, and answers each. A repeated request gets its old
+//! answer and is not carried out again. [`link`](super::link) has the I/O.
 //!
 //! # Rules
-//! - Nothing is done for a host that has not welcomed this very session: what lies in the pipe
-//!   from before belongs to another agent.
-//! - From the first moment of an `Inflate` or a `List` until the host's next `Allow`, the driver
-//!   gives nothing back by itself: the host may be punching what the answer names.
-//! - If the driver did give something back before, what the host believes to be held is wrong: it
-//!   must `List` before it may `Inflate`.
-//! - A repeated request names ranges again only if nothing was given back since.
+//! - Only a host that has welcomed this session is served: older messages in the pipe are for another agent.
+//! - From the start of an `Inflate` or a `List` until the host's next `Allow`, the driver returns no memory by itself:
+//!   the host may be punching the pages that the answer names.
+//! - If the driver did return memory by itself before, the host's list is wrong: it must `List` before it may
+//!   `Inflate`.
+//! - A repeated request gets its ranges again only if no memory was returned since.
 
 mod job;
 
@@ -25,19 +25,19 @@ use job::{Job, Kind, Progress, Request};
 use super::{Balloon, BalloonError, NodeBalloon, join};
 use crate::agent::Control;
 
-/// Requests that may wait for their turn.
+/// Maximum number of queued requests.
 const WAITING_MAX: usize = 64;
 
-/// Answers that are kept for repeated requests.
+/// Number of answers kept for repeated requests.
 const ANSWERS_MAX: usize = 64;
 
-/// Opens the driver.
+/// A function that opens the driver.
 pub type Opener = Box<dyn FnMut() -> Result<Box<dyn Balloon>, BalloonError> + Send>;
 
-/// Who makes room in the fast node: an agent that demotes.
+/// An agent that can demote memory to make room in the fast node.
 #[derive(Debug)]
 pub struct RoomMaker {
-    /// The agent's ear.
+    /// The agent's command channel.
     pub agent: Sender<Control>,
     /// The node that it can make room in.
     pub fast: NodeId,
@@ -49,31 +49,32 @@ pub struct Relay {
     open: Opener,
     balloon: Option<Box<dyn Balloon>>,
     room: Option<RoomMaker>,
-    /// The node that the driver may give back of by itself.
+    /// The node from which the driver may return memory by itself.
     oom_node: NodeId,
     welcomed: bool,
     job: Option<Job>,
     waiting: VecDeque<Request>,
     answers: VecDeque<Answer>,
-    /// By node: what the driver had given back by itself when the host last listed the node.
+    /// Per node: bytes that the driver had returned by itself when the host last listed the node.
     listed: BTreeMap<NodeId, ByteCount>,
-    /// Steps of deflations.
+    /// Number of deflation steps so far.
     deflations: u64,
 }
 
-/// What a request was answered.
+/// A kept answer.
 #[derive(Debug)]
 struct Answer {
     done: Done,
-    /// What it named; `None` if that was more than one message.
+    /// The ranges in it; `None` if they needed more than one message.
     ranges: Option<Vec<GpaRange>>,
-    /// What had been given back by then.
+    /// Memory that had been returned by then.
     released: (u64, ByteCount),
 }
 
 impl Relay {
-    /// A relay for the session that `hello` names. The driver may give back memory of `oom_node`
-    /// as far as the host allows.
+    /// Creates a relay for the session of `hello`.
+    ///
+    /// The driver may return memory of `oom_node` by itself, as far as the host allows.
     pub fn new(hello: Hello, open: Opener, room: Option<RoomMaker>, oom_node: NodeId) -> Self {
         Self {
             hello,
@@ -90,7 +91,7 @@ impl Relay {
         }
     }
 
-    /// The driver, if it can be opened.
+    /// The driver, opened if necessary.
     pub fn balloon(&mut self) -> Result<&mut (dyn Balloon + 'static), BalloonError> {
         match &mut self.balloon {
             Some(balloon) => Ok(&mut **balloon),
@@ -98,34 +99,34 @@ impl Relay {
         }
     }
 
-    /// The open driver.
+    /// The driver, if it is open.
     pub fn opened(&mut self) -> Option<&mut (dyn Balloon + 'static)> {
         self.balloon.as_deref_mut()
     }
 
-    /// What becomes readable when the driver gave something back by itself.
+    /// The driver's event descriptor: readable after it returned memory by itself.
     pub fn event_fd(&self) -> Option<RawFd> {
         let fd = self.balloon.as_ref()?.event_fd()?;
         Some(fd.as_raw_fd())
     }
 
-    /// Closes the driver, which has failed; it is opened anew when it is needed.
+    /// Closes the driver after a failure. It is opened again when needed.
     pub fn close(&mut self) {
         self.balloon = None;
     }
 
-    /// Whether the host knows this session.
+    /// Whether the host has welcomed this session.
     pub fn is_welcomed(&self) -> bool {
         self.welcomed
     }
 
-    /// The host's side was opened: greets it, before anything else is said.
+    /// Notes that the host connected, and greets it before anything else.
     pub fn connected(&mut self, out: &mut Vec<Message>) {
         self.welcomed = false;
         self.greet(out);
     }
 
-    /// The host's side was closed. What is being carried out ends as it is; the answer is kept.
+    /// Notes that the host disconnected. The current request ends as it is, and its answer is kept.
     pub fn disconnected(&mut self) {
         self.welcomed = false;
         self.waiting.clear();
@@ -139,13 +140,13 @@ impl Relay {
         }
     }
 
-    /// Greets the host, as is done every second until it answers.
+    /// Greets the host; repeated every second until it answers.
     pub fn greet(&mut self, out: &mut Vec<Message>) {
         self.hello.driver = self.balloon().is_ok();
         out.push(Message::Hello(self.hello.clone()));
     }
 
-    /// Takes what the host says. Answers come from here and from [`Self::step`].
+    /// Handles a message of the host. Answers come from here and from [`Self::step`].
     pub fn receive(&mut self, message: Message, out: &mut Vec<Message>) {
         match message {
             Message::Ping { nonce } => out.push(Message::Pong { nonce }),
@@ -178,14 +179,14 @@ impl Relay {
                 let whole = Request::of(Kind::List, resize);
                 self.ask(Request { from, ..whole }, out);
             }
-            // While something is to be done, only less may be allowed, not more.
+            // During a request the host may only lower the allowance.
             Message::Allow { oom } if oom.0 == 0 || self.is_idle() => self.allow(oom),
-            // A guest's own messages, or an answer to a question that we never ask.
+            // A guest's own message, or an answer to a question that the relay never asks.
             _ => {}
         }
     }
 
-    /// When [`Self::step`] has something to do; `None` if nothing is to be done.
+    /// When [`Self::step`] must be called; `None` if there is no work.
     pub fn wake_at(&self, now: Instant) -> Option<Instant> {
         match &self.job {
             Some(job) => Some(job.next),
@@ -193,7 +194,7 @@ impl Relay {
         }
     }
 
-    /// Does a bounded part of what is to be done.
+    /// Does a bounded part of the pending work.
     pub fn step(&mut self, now: Instant, out: &mut Vec<Message>) {
         let Some(mut job) = self.job.take().or_else(|| self.start(now, out)) else {
             return;
@@ -220,8 +221,7 @@ impl Relay {
         }
     }
 
-    /// Has the driver show the nonce. Takes nothing and gives nothing, so it waits for no other
-    /// request.
+    /// Has the driver write the nonce. It moves no memory, so it need not wait for other requests.
     fn prove(&mut self, id: RequestId, node: NodeId, nonce: Nonce) -> Message {
         match self
             .balloon()
@@ -257,14 +257,14 @@ impl Relay {
 
     fn allow(&mut self, oom: ByteCount) {
         let node = self.oom_node;
-        // Without a driver there is nothing that could give anything back.
+        // Without a driver no memory is held, and none can be returned.
         let allowed = self.balloon().and_then(|b| b.allow_oom(node, oom));
         if let Err(error) = allowed {
             tracing::debug!("{error}");
         }
     }
 
-    /// Queues a request, or answers it at once: a repeated one, or one too many.
+    /// Queues a request. Answers a repeated one, or one too many, at once.
     fn ask(&mut self, request: Request, out: &mut Vec<Message>) {
         let under_way = self.job.iter().map(|job| &job.request);
         if under_way.chain(&self.waiting).any(|r| r.id == request.id) {
@@ -283,7 +283,7 @@ impl Relay {
         self.waiting.push_back(request);
     }
 
-    /// Answers a request that was answered before; a list is simply made anew.
+    /// Answers a request that was answered before. A list is made again.
     fn repeat(&mut self, request: &Request, out: &mut Vec<Message>) -> bool {
         let Some(place) = self
             .answers
@@ -292,7 +292,7 @@ impl Relay {
         else {
             return false;
         };
-        // What is named again may be punched again.
+        // The host may punch ranges that are named again.
         self.allow(ByteCount(0));
         let released = self.released(self.answers[place].done.node);
         let answer = &self.answers[place];
@@ -332,7 +332,7 @@ impl Relay {
         }
     }
 
-    /// Why a request is refused before anything is done, if it is.
+    /// The reason to refuse a request before it starts, if any.
     fn admit(&mut self, request: &Request) -> Result<Option<String>, BalloonError> {
         if !request.bytes.0.is_multiple_of(PAGE_SIZE) {
             return Ok(Some(format!(
@@ -351,7 +351,7 @@ impl Relay {
             return Ok(None);
         }
         if stats == NodeBalloon::default() {
-            // Nothing to list: the host knows it all.
+            // There is nothing to list: the host's list is complete.
             self.listed.insert(request.node, stats.oom_returned);
         }
         let is_known = self.listed.get(&request.node) == Some(&stats.oom_returned);
@@ -370,7 +370,7 @@ impl Relay {
         self.finish(job, outcome, error.to_string(), out);
     }
 
-    /// Tells how a request ended, and keeps the answer.
+    /// Answers a finished request, and keeps the answer.
     fn finish(&mut self, mut job: Job, outcome: Outcome, reason: String, out: &mut Vec<Message>) {
         let request = job.request;
         if job.short || request.kind == Kind::Deflate {
@@ -413,7 +413,7 @@ impl Relay {
         }
     }
 
-    /// What was given back so far, on the host's word and by the driver itself.
+    /// Memory returned so far: at the host's request, and by the driver itself.
     fn released(&mut self, node: NodeId) -> (u64, ByteCount) {
         (self.deflations, self.node_stats(node).oom_returned)
     }
@@ -423,7 +423,7 @@ impl Relay {
         stats.unwrap_or_default()
     }
 
-    /// Tells the agent how much of its fast node the balloon still waits for.
+    /// Asks the agent to make room in its fast node for the balloon.
     fn make_room(&self, node: NodeId, wanted: ByteCount) {
         if let Some(room) = self.room.as_ref().filter(|room| room.fast == node) {
             // An agent that has ended makes no room.
@@ -432,8 +432,8 @@ impl Relay {
     }
 }
 
-/// Why an `Inflate` is refused, or a repeated one not answered as before.
-const LIST_FIRST: &str = "list first: what is held has changed by itself since you were told";
+/// The refusal of an `Inflate`, or of a repeated request, whose list is out of date.
+const LIST_FIRST: &str = "list first: the driver has returned memory by itself since the last list";
 
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,6 @@
-//! A balloon in memory, for tests and fuzz targets. A node is a run of pages; what is not held is spare.
+//! A simulated balloon for tests and fuzz targets.
+//!
+//! A node is a run of pages; pages that are not held are spare.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -11,14 +13,14 @@ use demeter_proto::{GpaRange, Nonce};
 use super::relay::Opener;
 use super::{Balloon, BalloonError, Cursor, Deflated, Inflated, Listed, NodeBalloon, Stop, join};
 
-/// Ranges in one call, and pages that one call moves: small, so that tests see many calls.
+/// Ranges and pages per call, small, so that tests need many calls.
 const RANGES_MAX: usize = 64;
 const CALL_PAGES_MAX: usize = 1024;
 
-/// Every so many pages of a node one is in use by others and not spare: ranges are cut there.
+/// Distance between pages that are in use and interrupt ranges.
 const IN_USE_EVERY: u64 = 700;
 
-/// A simulated driver with two nodes, one above the other.
+/// A simulated driver with two adjacent nodes.
 #[derive(Debug)]
 pub struct SimulatedBalloon {
     nodes: [Node; 2],
@@ -29,17 +31,17 @@ pub struct SimulatedBalloon {
 struct Node {
     spare: BTreeSet<u64>,
     held: BTreeSet<u64>,
-    /// Pages that only reclaim gets.
+    /// Pages that only reclaim can take.
     reclaimable: BTreeSet<u64>,
     oom_returned: u64,
     oom_allowance: u64,
-    /// The page that is never held.
+    /// The page for the nonce, which is never held.
     own_page: u64,
     nonce: Option<Nonce>,
 }
 
 impl SimulatedBalloon {
-    /// Two nodes with so many pages each.
+    /// A driver with two nodes of `pages` each.
     pub fn new(pages: u64) -> Self {
         let node = |first: u64| Node {
             spare: (first..first + pages)
@@ -58,7 +60,7 @@ impl SimulatedBalloon {
         }
     }
 
-    /// Leaves the node so many spare pages; the others are in use by programs.
+    /// Leaves the node `pages` spare pages; programs use the others.
     pub fn use_all_but(&mut self, node: NodeId, pages: usize) {
         let node = &mut self.nodes[node.0 as usize];
         let keep = node.spare.iter().nth(pages).copied().unwrap_or(u64::MAX);
@@ -70,13 +72,13 @@ impl SimulatedBalloon {
         self.nodes[node.0 as usize].spare.len()
     }
 
-    /// The page and the nonce that were shown last.
+    /// The page and nonce of the last [`Balloon::prove`].
     pub fn shown(&self, node: NodeId) -> Option<(GuestPhysAddr, Nonce)> {
         let node = &self.nodes[node.0 as usize];
         Some((GuestPhysAddr(node.own_page * PAGE_SIZE), node.nonce?))
     }
 
-    /// Programs give so many pages up.
+    /// Programs free `pages` pages.
     pub fn free(&mut self, node: NodeId, pages: usize) {
         let node = &mut self.nodes[node.0 as usize];
         for _ in 0..pages {
@@ -84,7 +86,7 @@ impl SimulatedBalloon {
         }
     }
 
-    /// The kernel runs out of memory. Returns the pages that the driver gives back.
+    /// Simulates a lack of memory. Returns the pages that the driver returns.
     pub fn run_out_of_memory(&mut self) -> Vec<u64> {
         let mut given = vec![];
         for node in &mut self.nodes {
@@ -213,22 +215,22 @@ impl Balloon for SimulatedBalloon {
     }
 }
 
-/// One driver in several hands, as a device that several open.
+/// A driver that several handles share, like an open device.
 #[derive(Debug, Clone)]
 pub struct Shared(pub Arc<Mutex<SimulatedBalloon>>);
 
 impl Shared {
-    /// A driver with two nodes of so many pages each.
+    /// A driver with two nodes of `pages` each.
     pub fn new(pages: u64) -> Self {
         Self(Arc::new(Mutex::new(SimulatedBalloon::new(pages))))
     }
 
-    /// The driver, to look at and to change.
+    /// Access to the driver's state.
     pub fn lock(&self) -> MutexGuard<'_, SimulatedBalloon> {
         self.0.lock().unwrap()
     }
 
-    /// Opens it.
+    /// A function that opens the driver.
     pub fn opener(&self) -> Opener {
         let shared = self.clone();
         Box::new(move || Ok(Box::new(shared.clone()) as Box<dyn Balloon>))

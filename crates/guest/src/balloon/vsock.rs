@@ -1,5 +1,6 @@
-//! The host's calls on a vsock port, for hypervisors without named virtio-serial ports (Cloud Hypervisor,
-//! Firecracker): the guest listens, the host calls. See vsock(7).
+//! A vsock port, for hypervisors without named virtio-serial ports (Cloud Hypervisor, Firecracker).
+//!
+//! The guest listens and the host calls; see vsock(7).
 
 use std::fs::File;
 use std::io;
@@ -12,10 +13,10 @@ use demeter_proto::VSOCK_PORT;
 /// _IO(7, 0xb9) in linux/vm_sockets.h.
 const GET_LOCAL_CID: libc::Ioctl = 0x7b9;
 
-/// Who may call. Whether it is the host, by its address.
+/// Whether a caller's address is the host's.
 type IsHost = fn(&libc::sockaddr_vm) -> bool;
 
-/// A port on which the host may call, and its call.
+/// A listening vsock port, and the host's call.
 #[derive(Debug)]
 pub(super) struct Calls {
     listener: OwnedFd,
@@ -23,20 +24,19 @@ pub(super) struct Calls {
     is_host: IsHost,
 }
 
-/// Whether this guest has a vsock device: an address that is neither everybody's (-1), its own (1) nor
-/// the host's (2).
+/// Whether this guest has a vsock device: its address is not -1 (any), 1 (local) or 2 (the host).
 pub(super) fn is_there(root: &Path) -> bool {
     let Ok(device) = File::open(root.join("dev/vsock")) else {
         return false;
     };
     let mut cid = 0_u32;
-    // SAFETY: the kernel writes one number of 32 bits, to which the pointer leads.
+    // SAFETY: the kernel writes one 32-bit number to the pointer.
     let result = unsafe { libc::ioctl(device.as_raw_fd(), GET_LOCAL_CID, &raw mut cid) };
     result == 0 && (libc::VMADDR_CID_HOST + 1..libc::VMADDR_CID_ANY).contains(&cid)
 }
 
 impl Calls {
-    /// Listens for the host, where the guest has a vsock device.
+    /// Listens for the host; `None` without a vsock device.
     pub(super) fn listen(root: &Path) -> io::Result<Option<Self>> {
         if !is_there(root) {
             return Ok(None);
@@ -50,7 +50,7 @@ impl Calls {
         address.svm_port = VSOCK_PORT;
         let bytes = size_of::<libc::sockaddr_vm>() as libc::socklen_t;
         let at = (&raw const address).cast();
-        // SAFETY: an address of ours that is as long as told.
+        // SAFETY: the address is ours, and the length is the address'.
         done(unsafe { libc::bind(listener.as_raw_fd(), at, bytes) })?;
         // SAFETY: takes numbers only.
         done(unsafe { libc::listen(listener.as_raw_fd(), 1) })?;
@@ -59,7 +59,7 @@ impl Calls {
         })))
     }
 
-    /// Takes calls that a listening socket has, which does not block.
+    /// Accepts calls from a listening non-blocking socket.
     pub(super) fn on(listener: OwnedFd, is_host: IsHost) -> Self {
         Self {
             listener,
@@ -68,8 +68,8 @@ impl Calls {
         }
     }
 
-    /// Takes the host's call, if it has called; says whether there is one. Processes of the guest can call,
-    /// too, and are hung up on.
+    /// Accepts the host's call, if any, and returns whether there is one. Calls from the guest's own processes are
+    /// closed.
     pub(super) fn answer(&mut self) -> io::Result<bool> {
         if self.host.is_some() {
             return Ok(true);
@@ -77,7 +77,7 @@ impl Calls {
         let mut peer = no_address();
         let mut bytes = size_of::<libc::sockaddr_vm>() as libc::socklen_t;
         let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // SAFETY: room for an address of ours, with its length; the kernel writes no more.
+        // SAFETY: buffer and length are ours; the kernel writes no more than the length.
         let call = owned(unsafe {
             let peer = (&raw mut peer).cast();
             libc::accept4(self.listener.as_raw_fd(), peer, &raw mut bytes, flags)
@@ -91,19 +91,19 @@ impl Calls {
         Ok(self.host.is_some())
     }
 
-    /// The call, to read and write.
+    /// The accepted call, for reading and writing.
     pub(super) fn host(&mut self) -> Option<&mut File> {
         self.host.as_mut()
     }
 
-    /// Ends the call, and lets the host call again.
+    /// Closes the call; the host can call again.
     pub(super) fn hang_up(&mut self) {
         self.host = None;
     }
 }
 
 impl AsFd for Calls {
-    /// What becomes readable when there is something to read, or to answer.
+    /// The descriptor to poll: the call, or else the listening socket.
     fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.host {
             Some(host) => host.as_fd(),
@@ -118,13 +118,13 @@ fn is_passing(error: &io::Error) -> bool {
 }
 
 fn no_address() -> libc::sockaddr_vm {
-    // SAFETY: numbers only, for which zero is a value.
+    // SAFETY: a struct of numbers, for which zero is valid.
     unsafe { std::mem::zeroed() }
 }
 
 fn owned(fd: libc::c_int) -> io::Result<OwnedFd> {
     done(fd)?;
-    // SAFETY: the kernel has just made it for us.
+    // SAFETY: the kernel has just created this descriptor for us.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

@@ -1,9 +1,8 @@
-//! The kernel's watermarks follow what a node still has.
+//! Recomputes the kernel's watermarks after the balloon changed.
 //!
-//! Every zone keeps some pages free, its part of `vm.min_free_kbytes` by the size of what the page
-//! allocator manages of it. The driver takes what it holds out of that size, but the kernel deals
-//! the watermarks out only when it is told the sum. Until then a fast node of which little is left
-//! would keep as much free as if it were whole.
+//! Every zone keeps some pages free: a part of `vm.min_free_kbytes`, by its managed size. The driver subtracts held
+//! memory from that size, but the kernel recomputes watermarks only when the sysctl is written. Until then a small rest
+//! of a fast node would keep as much free as the whole node.
 
 use std::fs;
 use std::io;
@@ -12,7 +11,7 @@ use std::path::Path;
 /// The sum of the minimum watermarks (Documentation/admin-guide/sysctl/vm.rst).
 const MIN_FREE: &str = "proc/sys/vm/min_free_kbytes";
 
-/// Has the kernel deal out the watermarks anew, by telling it the sum that it has.
+/// Makes the kernel recompute its watermarks by writing the sysctl's present value.
 pub fn deal_out(root: &Path) -> io::Result<()> {
     let path = root.join(MIN_FREE);
     let sum = fs::read(&path)?;

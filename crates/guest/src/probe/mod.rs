@@ -1,4 +1,4 @@
-//! A report of what works on this machine, and of how to repair the rest.
+//! Reports whether Demeter works on this machine, and how to fix the rest.
 
 mod needs;
 mod text;
@@ -15,20 +15,20 @@ use crate::balloon::{BalloonError, LiveBalloon};
 use crate::nodes::{LeftAlone, Node, NodesError, TierOrder, Topology};
 use crate::tracker::{Settings, TrackerError, try_all};
 
-/// Everything that decides whether and how Demeter can work here.
+/// The state of everything that Demeter needs.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ProbeReport {
-    /// The kernel's release, as `uname -r` has it.
+    /// The kernel's release, as in `uname -r`.
     pub kernel: Option<String>,
     /// NUMA nodes in order of their numbers.
     pub nodes: Vec<NodeReport>,
-    /// Which nodes are fast and which slow; null if none are.
+    /// The tiers; null if there are none.
     pub order: Option<NodeOrder>,
-    /// All memory is in one of the kernel's tiers.
+    /// The kernel has put all memory into one tier.
     pub one_kernel_tier: bool,
     /// Trackers, best first.
     pub trackers: Vec<TrackerReport>,
-    /// What the process may do.
+    /// Rights of this process.
     pub permissions: Permissions,
     /// Mode of transparent huge pages: `always`, `madvise` or `never`.
     pub thp: Option<String>,
@@ -40,9 +40,9 @@ pub struct ProbeReport {
     pub damon: bool,
     /// The kernel's own user of DAMON that is enabled, if one is.
     pub damon_owner: Option<String>,
-    /// The balloon driver, by which the host takes memory back.
+    /// The balloon driver, which holds memory for the host.
     pub balloon: BalloonReport,
-    /// Obstacles, each with a hint, the gravest first.
+    /// Problems, each with a hint, the gravest first.
     pub advice: Vec<Advice>,
 }
 
@@ -57,22 +57,22 @@ pub struct NodeReport {
     pub free_bytes: u64,
     /// Whether it has CPUs.
     pub has_cpus: bool,
-    /// Distances to all nodes, 10 = itself.
+    /// Distances to all nodes; 10 is local.
     pub distances: Vec<u32>,
-    /// The kernel's memory tier, lower is faster.
+    /// The kernel's memory tier; lower is faster.
     pub tier: Option<u32>,
-    /// Read latency that the firmware tells, nanoseconds.
+    /// Read latency from the firmware, nanoseconds.
     pub read_latency_ns: Option<u32>,
 }
 
-/// Which nodes are fast.
+/// The tiers and how they were determined.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct NodeOrder {
     /// The nodes of each tier, the fastest first: `0,1/2,3`.
     pub tiers: String,
     /// The evidence that separates each tier from the next one.
     pub decided_by: Vec<String>,
-    /// Nodes that are in no tier, and why.
+    /// Nodes that are in no tier, with the reason.
     pub left_alone: Vec<(u32, String)>,
 }
 
@@ -83,55 +83,56 @@ pub struct TrackerReport {
     pub name: &'static str,
     /// It was opened and yields addresses.
     pub works: bool,
-    /// It was not opened, because a Demeter that runs has it.
+    /// It was not opened, because a running Demeter uses it.
     pub is_taken: bool,
-    /// It was not opened, because DAMON_STAT has DAMON: the agent turns that off while it works.
+    /// It was not opened, because DAMON_STAT uses DAMON; the agent turns that off while it works.
     pub waits_for_statistic: bool,
     /// Why it does not work, if so.
     pub why_not: Option<String>,
-    /// The way to repair it.
+    /// The way to fix it.
     pub hint: Option<String>,
 }
 
-/// Whether the host can take memory back.
+/// Whether the host can resize this VM with the balloon.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct BalloonReport {
     /// The VM has a port to the host.
     pub port: bool,
     /// Why the driver cannot be used, if so.
     pub why_not: Option<String>,
-    /// The way to repair it.
+    /// The way to fix it.
     pub hint: Option<&'static str>,
 }
 
-/// What the process may do.
+/// Rights of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Permissions {
     /// CAP_SYS_NICE: move other users' pages.
     pub sys_nice: bool,
-    /// CAP_SYS_PTRACE: look at other users' mappings.
+    /// CAP_SYS_PTRACE: read other users' mappings.
     pub sys_ptrace: bool,
     /// CAP_PERFMON (or CAP_SYS_ADMIN): sample every process.
     pub perfmon: bool,
-    /// CAP_SYS_ADMIN: use DAMON, see page frames.
+    /// CAP_SYS_ADMIN: use DAMON, read page frame numbers.
     pub sys_admin: bool,
     /// `kernel.perf_event_paranoid`.
     pub perf_event_paranoid: Option<i32>,
 }
 
-/// Something to change.
+/// A problem and its hint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Advice {
-    /// Demeter cannot work before this is changed; otherwise it can, but worse.
+    /// Whether it stops Demeter from working, instead of making it work worse.
     pub blocks: bool,
-    /// What is wrong.
+    /// The problem.
     pub what: String,
-    /// What to do.
+    /// The hint.
     pub hint: String,
 }
 
-/// Looks at the machine whose `/proc` and `/sys` lie below `root`. Opens every tracker for a
-/// moment, and leaves nothing behind.
+/// Probes the machine whose `/proc` and `/sys` lie below `root`.
+///
+/// It opens every tracker for a moment, and changes nothing.
 pub fn probe(root: &Path) -> ProbeReport {
     let topology = Topology::read(root);
     let order = match &topology {
@@ -140,7 +141,7 @@ pub fn probe(root: &Path) -> ProbeReport {
     };
     let settings = Settings {
         root: root.into(),
-        // An agent would; a look changes nothing.
+        // An agent would turn it off; a probe changes nothing.
         take_damon: false,
         ..Settings::default()
     };
@@ -171,7 +172,7 @@ pub fn probe(root: &Path) -> ProbeReport {
         advice: Vec::new(),
     };
     report.advice = advice(&report, topology.err(), order);
-    // Another root stands for another machine, whose kernel cannot be tried.
+    // Another root is another machine, whose kernel cannot be tried.
     if root == Path::new("/") {
         report.advice.extend(needs::missing(root));
     } else {
@@ -185,13 +186,13 @@ pub fn probe(root: &Path) -> ProbeReport {
 
 pub use needs::missing;
 
-/// What is wrong where the kernel balances, and what to do.
+/// The problem with NUMA balancing, and its hint.
 pub const BALANCING_ADVICE: (&str, &str) = (
     "the kernel moves pages between nodes as well (numa_balancing) and will undo Demeter's work",
     "sysctl kernel.numa_balancing=0",
 );
 
-/// `kernel.numa_balancing`; stock kernels boot with 1 where there are several nodes.
+/// `kernel.numa_balancing`; stock kernels boot with 1 if there are several nodes.
 pub fn numa_balancing(root: &Path) -> Option<u32> {
     let text = fs::read_to_string(root.join("proc/sys/kernel/numa_balancing")).ok()?;
     text.trim().parse().ok()
@@ -235,7 +236,7 @@ fn advice(
         (None, Some(error)) => add(true, error.to_string(), "see above"),
         (None, None) => {}
     }
-    // What a running agent has works, or it would have taken another one.
+    // A tracker in use by a running agent works.
     let works = |it: &TrackerReport| it.works || it.is_taken || it.waits_for_statistic;
     if !report.trackers.iter().any(works) {
         add(
@@ -339,8 +340,7 @@ impl BalloonReport {
 }
 
 impl Permissions {
-    /// From `ROOT/proc/self/status`; the numbers of capabilities are those of
-    /// linux/capability.h.
+    /// Reads `ROOT/proc/self/status`; capabilities are numbered as in linux/capability.h.
     fn read(root: &Path) -> Self {
         const SYS_PTRACE: u32 = 19;
         const SYS_ADMIN: u32 = 21;

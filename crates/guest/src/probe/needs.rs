@@ -1,6 +1,7 @@
-//! The agent's needs of the system, tried on this process.
+//! Checks the system calls and capabilities that the agent needs, on this process.
 //!
-//! Capabilities and system calls are tried apart: a seccomp filter may refuse a call although its capability is there.
+//! Capabilities and system calls are checked separately, since a seccomp filter may refuse a call although its
+//! capability is there.
 
 use std::ffi::{c_int, c_long, c_void};
 use std::fs::File;
@@ -10,18 +11,18 @@ use std::{fs, io, ptr};
 
 use super::{Advice, Permissions};
 
-/// Take memory of a node where it has some (linux/mempolicy.h).
+/// Prefer memory of a node (linux/mempolicy.h).
 const MPOL_PREFERRED: c_int = 1;
 
-/// The first process and user namespaces have these numbers (linux/proc_ns.h).
+/// Numbers of the first process and user namespaces (linux/proc_ns.h).
 const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
 const FIRST_USER_NAMESPACE: &str = "user:[4026531837]";
 
-/// A system call that the agent makes, tried in a way that needs no capability and changes nothing.
+/// A system call of the agent, tried in a way that needs no capability and changes nothing.
 struct Call {
     name: &'static str,
     try_it: fn() -> io::Result<()>,
-    /// Without it, the agent can do nothing.
+    /// The agent cannot work without it.
     blocks: bool,
     /// The loss without it.
     without: &'static str,
@@ -38,7 +39,7 @@ const CALLS: [Call; 6] = [
         name: "flock",
         try_it: try_flock,
         blocks: true,
-        without: "no tracker can be had for one agent alone",
+        without: "the agent cannot lock its tracker",
     },
     Call {
         name: "epoll_wait",
@@ -66,7 +67,7 @@ const CALLS: [Call; 6] = [
     },
 ];
 
-/// Calls that the kernel refuses, missing capabilities, and things that namespaces hide. The gravest come first.
+/// Refused calls, missing capabilities, and files hidden by namespaces, the gravest first.
 pub fn missing(root: &Path) -> Vec<Advice> {
     let mut missing = refused_calls();
     missing.extend(missing_capabilities(&Permissions::read(root)));
@@ -75,11 +76,11 @@ pub fn missing(root: &Path) -> Vec<Advice> {
     missing
 }
 
-/// The calls that are refused.
+/// System calls that the kernel refuses.
 fn refused_calls() -> Vec<Advice> {
     let refused = CALLS.iter().filter_map(|call| {
         let error = (call.try_it)().err()?;
-        // Numbers that this kernel does not know, and refusals. Anything else is an answer.
+        // An unknown call or a refusal is a problem; any other error means that the call works.
         let hint = match error.raw_os_error()? {
             libc::EPERM | libc::EACCES => format!(
                 "let the container's or service's seccomp filter allow {}",
@@ -111,7 +112,7 @@ pub(super) fn missing_capabilities(permissions: &Permissions) -> Vec<Advice> {
             });
         }
     };
-    // To be root is not enough: /proc lets look only who has all capabilities of the process that is looked at.
+    // Being root is not enough: /proc requires all capabilities of the inspected process.
     need(
         permissions.sys_ptrace,
         "processes of other users, and those with more capabilities, cannot be looked at",
@@ -125,7 +126,7 @@ pub(super) fn missing_capabilities(permissions: &Permissions) -> Vec<Advice> {
     missing
 }
 
-/// Things that namespaces and the mount of /proc hide.
+/// Files hidden by namespaces and by the mount of /proc.
 fn hidden(root: &Path) -> Vec<Advice> {
     let is_first = |name: &str, first: &str| {
         let link = fs::read_link(root.join("proc/self/ns").join(name));
@@ -159,12 +160,12 @@ fn hidden(root: &Path) -> Vec<Advice> {
     hidden
 }
 
-/// Asks where a page of ours lies.
+/// Looks up the node of one page of ours.
 fn locate_own_page() -> io::Result<()> {
     let here = 0u8;
     let page = (&raw const here).cast::<c_void>();
     let mut status: c_int = 0;
-    // SAFETY: one address and one status, which outlive the call; without nodes nothing is moved.
+    // SAFETY: one address and one status, which outlive the call; without target nodes nothing is moved.
     checked(unsafe {
         libc::syscall(
             libc::SYS_move_pages,
@@ -187,14 +188,14 @@ fn try_flock() -> io::Result<()> {
 
 fn try_epoll_wait() -> io::Result<()> {
     let mut event = libc::epoll_event { events: 0, u64: 0 };
-    // Without a descriptor there is nothing to wait for: who refuses the call does so before it is looked at.
-    // SAFETY: room for one event, which outlives the call.
+    // The descriptor is invalid: a seccomp filter refuses the call before the kernel checks it. SAFETY: room for one
+    // event, which outlives the call.
     checked(unsafe { libc::epoll_wait(-1, &raw mut event, 1, 0) }.into()).map(drop)
 }
 
 fn try_mbind() -> io::Result<()> {
     let nodes = [1u64];
-    // SAFETY: a range of no bytes: nothing is bound. The mask has as many bits as the call reads.
+    // SAFETY: an empty range, so nothing is bound. The mask has as many bits as the call reads.
     checked(unsafe {
         libc::syscall(
             libc::SYS_mbind,
@@ -212,13 +213,13 @@ fn try_mbind() -> io::Result<()> {
 fn own_pidfd() -> io::Result<OwnedFd> {
     // SAFETY: takes numbers only.
     let fd = checked(unsafe { libc::syscall(libc::SYS_pidfd_open, std::process::id(), 0) })?;
-    // SAFETY: the descriptor is new and nobody else's.
+    // SAFETY: the descriptor is new, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as c_int) })
 }
 
 fn try_process_madvise() -> io::Result<()> {
-    // Without a descriptor nothing is advised: who refuses the call does so before it is looked at.
-    // SAFETY: no range is given.
+    // The descriptor is invalid: a seccomp filter refuses the call before the kernel checks it. SAFETY: no range is
+    // given.
     checked(unsafe {
         libc::syscall(
             libc::SYS_process_madvise,
@@ -232,7 +233,7 @@ fn try_process_madvise() -> io::Result<()> {
     .map(drop)
 }
 
-/// The result of a call that gives -1 for an error.
+/// The result of a call that returns -1 for an error.
 fn checked(result: c_long) -> io::Result<c_long> {
     match result {
         -1 => Err(io::Error::last_os_error()),
@@ -263,7 +264,7 @@ mod tests {
         assert!(said("pid:[4026532000]", FIRST_USER_NAMESPACE, true).contains("PID namespace"));
         assert!(said(FIRST_PID_NAMESPACE, "user:[4026532001]", true).contains("user namespace"));
         assert!(said(FIRST_PID_NAMESPACE, FIRST_USER_NAMESPACE, false).contains("hidepid"));
-        // Namespaces that cannot be read hide nothing known.
+        // Unreadable namespaces are not reported.
         assert!(hidden(tempfile::tempdir().unwrap().path()).is_empty());
     }
 

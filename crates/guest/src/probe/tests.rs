@@ -1,7 +1,7 @@
 use super::*;
 use crate::tracker::Choice;
 
-/// A fake root with two nodes, of which the second has no CPUs, and a process that may do all.
+/// A fake root with two nodes, the second without CPUs, and a process with all rights.
 pub(crate) fn machine(files: &[(&str, &str)]) -> tempfile::TempDir {
     let root = tempfile::tempdir().unwrap();
     let node = "sys/devices/system/node/node";
@@ -53,7 +53,7 @@ fn a_machine_with_two_tiers_is_described() {
     assert_eq!(order.tiers, "0/1");
     assert_eq!(report.thp.as_deref(), Some("madvise"));
     assert!(report.permissions.sys_nice && report.permissions.perfmon);
-    // Nothing here can track, which is the only thing in the way.
+    // The lack of a tracker is the only problem.
     assert_eq!(problems(&report).lines().count(), 1);
     assert!(problems(&report).starts_with("no tracker works"));
     let text = report.to_string();

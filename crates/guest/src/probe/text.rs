@@ -1,4 +1,4 @@
-//! The report for people.
+//! Formats the probe's report for people.
 
 use std::fmt::{self, Display, Formatter};
 

@@ -1,4 +1,4 @@
-//! Events as bytes.
+//! Codes events as bytes.
 
 use demeter_policy::engine::{Direction, Input, NodeFacts, Request};
 use demeter_policy::{
@@ -8,12 +8,12 @@ use demeter_policy::{
 
 use super::format::{Bytes, Fault, put, put_step};
 
-/// One thing that happened.
+/// A recorded event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event<'a> {
-    /// The engine was told something.
+    /// The engine got an input.
     Input(Input<'a>),
-    /// The engine asked for something.
+    /// The engine made a request.
     Request(Request<'a>),
 }
 
@@ -26,7 +26,7 @@ mod tag {
     pub(super) const PAUSED: u8 = 5;
     pub(super) const RESUMED: u8 = 6;
     pub(super) const REFRESHED: u8 = 7;
-    /// A sample of the same process as the last one that stands for itself alone.
+    /// One sample, of the same process as the sample before.
     pub(super) const SAMPLE: u8 = 8;
     pub(super) const SAMPLE_OF: u8 = 9;
     pub(super) const SAMPLES_END: u8 = 10;
@@ -52,14 +52,14 @@ mod tag {
     pub(super) const SLEEP: u8 = 39;
 }
 
-/// What the next sample is coded against.
+/// The previous sample, to which the next one is a difference.
 #[derive(Debug, Clone, Copy, Default)]
 struct LastSample {
     pid: u32,
     addr: u64,
 }
 
-/// Writes events.
+/// Encodes events.
 #[derive(Debug, Default)]
 pub(super) struct Encoder {
     last: LastSample,
@@ -202,10 +202,10 @@ fn tagged<const N: usize>(to: &mut Vec<u8>, tag: u8, numbers: [u64; N]) {
     numbers.into_iter().for_each(|number| put(to, number));
 }
 
-/// A block of which parts lie in several tiers, or only a part is resident.
+/// A block that is spread over several tiers, or only partly resident.
 const SPREAD: u8 = 1 + LEVELS as u8;
 
-/// Most blocks lie in one tier, or are absent: one byte says so.
+/// Encodes placements; a block in one tier, or an absent one, takes one byte.
 fn put_placements(to: &mut Vec<u8>, spreads: &[Spread]) {
     put(to, spreads.len() as u64);
     for spread in spreads {
@@ -216,14 +216,14 @@ fn put_placements(to: &mut Vec<u8>, spreads: &[Spread]) {
     }
 }
 
-/// A whole block in one tier, from 1 for the fastest on; nothing of it for 0.
+/// A whole block in a tier, counted from 1 for the fastest; 0 means an absent block.
 fn in_one(whole: u8) -> Spread {
     let is_there = |level: Level| level.index() + 1 == usize::from(whole);
     let bytes = |level| ByteCount(if is_there(level) { BLOCK_SIZE } else { 0 });
     Spread(ByLevel::from_fn(bytes))
 }
 
-/// Reads events, with the lists that they borrow.
+/// Decodes events. Its buffers hold the lists that events borrow.
 #[derive(Debug, Default)]
 pub(super) struct Decoder {
     last: LastSample,
@@ -235,7 +235,7 @@ pub(super) struct Decoder {
 }
 
 impl Decoder {
-    /// The next event.
+    /// Decodes the next event.
     pub(super) fn event(&mut self, from: &mut Bytes<'_>) -> Result<Event<'_>, Fault> {
         let tag = from.byte()?;
         let input = match tag {

@@ -1,13 +1,13 @@
-//! The bytes of a recording.
+//! The format of recordings.
 //!
 //! ```text
 //! file   = magic version:u16 frame(header) frame(state) frame(events)* frame(end)?
 //! frame  = length:u32 crc32:u32 kind:u8 payload
 //! ```
 //!
-//! Numbers of fixed size are little-endian; within payloads they are LEB128 varints, and
-//! differences of which the sign may change are zigzag-coded. The checksum is over kind and
-//! payload. A file without an end frame is still being written, or its writer was killed.
+//! Fixed-size numbers are little-endian. Numbers in payloads are LEB128 varints, and signed differences are
+//! zigzag-coded. The checksum covers kind and payload. A file without an end frame is still being written, or its
+//! writer was killed.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,14 +16,14 @@ use demeter_policy::{ByLevel, ByteCount, Level, Tuning};
 
 use crate::status::TierStatus;
 
-/// The version of the format that is written and read.
+/// The version that is written and read.
 pub const VERSION: u16 = 13;
 
 pub(super) const MAGIC: &[u8; 8] = b"demflght";
 pub(super) const PREFIX_BYTES: usize = 10;
 pub(super) const FRAME_HEADER_BYTES: usize = 8;
 
-/// The longest payload of a frame: that of a state, of a process of 100 TiB or so.
+/// Maximum payload of a frame: the state of a process of about 100 TiB.
 pub(super) const FRAME_BYTES_MAX: usize = 1 << 28;
 
 pub(super) const KIND_HEADER: u8 = 0;
@@ -31,21 +31,21 @@ pub(super) const KIND_STATE: u8 = 1;
 pub(super) const KIND_EVENTS: u8 = 2;
 pub(super) const KIND_END: u8 = 3;
 
-/// What a recording says of itself.
+/// A recording's metadata.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Header {
     /// The version of the agent that wrote it.
     pub agent: String,
-    /// The tracker whose samples it holds.
+    /// The tracker that made the samples.
     pub tracker: String,
-    /// What the agent was tuned to.
+    /// The agent's tuning.
     pub tuning: Tuning,
     /// The tiers, the fastest first.
     pub tiers: Vec<RecordedTier>,
-    /// Loads that a sample stands for, if the tracker knows.
+    /// Loads that one sample represents, if the tracker knows.
     pub loads_per_sample: Option<u32>,
-    /// Share of its time that a program was taken to wait for memory, at most.
+    /// Upper bound of a program's assumed share of time that it waits for memory.
     pub waits: f64,
     /// CPUs of the machine.
     pub cpus: u32,
@@ -74,7 +74,7 @@ impl From<TierStatus> for RecordedTier {
 }
 
 impl Header {
-    /// The settings of the engine.
+    /// The engine's settings.
     pub fn config(&self) -> Config {
         let tier = |level: Level| self.tiers.get(level.index());
         let sizes = |level| ByteCount(tier(level).map_or(0, |tier| tier.bytes));
@@ -85,7 +85,7 @@ impl Header {
         }
     }
 
-    /// What samples were worth.
+    /// The assumed gain per sample.
     pub fn gain(&self) -> Gain {
         let tier = |level: Level| self.tiers.get(level.index());
         Gain {
@@ -97,30 +97,30 @@ impl Header {
     }
 }
 
-/// What is wrong with a recording.
+/// An error in a recording's bytes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
-    /// The file begins with something else.
+    /// The file has another magic number.
     #[error("this is no recording of an agent")]
     Magic,
-    /// Written by another version of the format.
+    /// Another version of the format wrote the file.
     #[error(
         "the recording has format {0}, this program reads {VERSION}; replay it with the version \
          of demeter that wrote it"
     )]
     Version(u16),
-    /// The file ends in the middle of a frame.
+    /// The file ends within a frame.
     #[error("the recording is cut off here")]
     CutOff,
-    /// A frame does not have its checksum.
+    /// A frame's checksum is wrong.
     #[error("the recording was altered here: the checksum does not fit")]
     Checksum,
-    /// A frame that nobody could have written.
+    /// A frame's content is impossible.
     #[error("the recording was altered here: {0}")]
     Malformed(&'static str),
 }
 
-/// Appends a number.
+/// Appends a number as a varint.
 pub(super) fn put(to: &mut Vec<u8>, mut number: u64) {
     while number >= 0x80 {
         to.push(number as u8 | 0x80);
@@ -129,13 +129,13 @@ pub(super) fn put(to: &mut Vec<u8>, mut number: u64) {
     to.push(number as u8);
 }
 
-/// Appends the way from one number to another, around the end if that is shorter.
+/// Appends the difference between two numbers, with wraparound if that is shorter.
 pub(super) fn put_step(to: &mut Vec<u8>, from: u64, number: u64) {
     let step = number.wrapping_sub(from) as i64;
     put(to, (step << 1 ^ step >> 63) as u64);
 }
 
-/// Takes numbers from the front of a payload.
+/// Reads numbers from the front of a payload.
 #[derive(Debug)]
 pub(super) struct Bytes<'a>(pub(super) &'a [u8]);
 
@@ -176,7 +176,7 @@ impl Bytes<'_> {
         Ok(from.wrapping_add(step as u64))
     }
 
-    /// How many of something follow, each of at least one byte.
+    /// Reads a number of elements, each of which takes at least one byte.
     pub(super) fn count(&mut self) -> Result<usize, Fault> {
         let count = self.number()?;
         let most = self.0.len() as u64;

@@ -1,15 +1,14 @@
-//! The flight recorder: what an agent's engine was told and what it asked for, in a file, so that a
-//! person can send a recording instead of a story.
+//! The flight recorder: writes the engine's inputs and requests to a file.
 //!
-//! A recording is a sequence of frames behind a header, see [`mod@format`]. The first frame is the
-//! engine's state at that moment, so each file can be replayed by itself; the others are events,
-//! [`Input`](demeter_policy::engine::Input)s and [`Request`](demeter_policy::engine::Request)s in
-//! their order, one frame for each epoch. A file that is full moves aside, and the next begins.
+//! A user can send the file with a bug report. A recording is a sequence of frames after a header, see [`mod@format`].
+//! The first frame is the engine's state at that moment, so that each file can be replayed by itself. The other frames
+//! hold events, [`Input`](demeter_policy::engine::Input)s and [`Request`](demeter_policy::engine::Request)s in order,
+//! one frame for each epoch. A full file is renamed, and the next begins.
 //!
 //! # Properties
-//! - What is read is what was written.
+//! - Reading returns exactly the events that were written.
 //! - Reading is total: any bytes give events and then at most one error, with its offset.
-//! - A replay asks for what the recorded engine asked for.
+//! - A replay makes the requests that the recorded engine made.
 //! - Both files of a recording together keep to their limit.
 
 mod events;

@@ -1,4 +1,4 @@
-//! Reading a recording. Total: whatever the bytes are, there is an event or an error.
+//! Reads a recording. Any bytes give an event or an error.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read};
@@ -10,39 +10,39 @@ use super::format::{
     KIND_STATE, MAGIC, PREFIX_BYTES, VERSION,
 };
 
-/// Why a recording cannot be read.
+/// An error in reading a recording.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordingError {
-    /// The system refused.
+    /// The file cannot be read.
     #[error("cannot read {path}: {source}")]
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// Its bytes are not what a recording has there.
+    /// The bytes at this offset are invalid.
     #[error("{path}, byte {offset}: {fault}")]
     Content {
         /// The file.
         path: PathBuf,
-        /// Where.
+        /// The position in the file.
         offset: u64,
-        /// What is wrong.
+        /// The error.
         fault: Fault,
     },
 }
 
-/// A recording that is read from its start to its end.
+/// Reads a recording from start to end.
 #[derive(Debug)]
 pub struct Reader<R> {
     path: PathBuf,
     source: R,
     header: Header,
     state: Vec<u64>,
-    /// Where the source is.
+    /// The source's position.
     offset: u64,
-    /// The frame that is being read, and how much of it is behind.
+    /// The current frame, and the position within it.
     frame: Vec<u8>,
     behind: usize,
     decoder: Decoder,
@@ -57,10 +57,10 @@ enum End {
 }
 
 impl Reader<BufReader<File>> {
-    /// Opens a file and reads its beginning.
+    /// Opens a file and reads its header.
     ///
     /// # Errors
-    /// When it cannot be read, or is no recording of this version.
+    /// The file cannot be read, or is no recording of this version.
     pub fn open(path: &Path) -> Result<Self, RecordingError> {
         let file = File::open(path).map_err(|source| RecordingError::Io {
             path: path.into(),
@@ -71,10 +71,10 @@ impl Reader<BufReader<File>> {
 }
 
 impl<R: Read> Reader<R> {
-    /// Reads the beginning of `source`, which messages call `path`.
+    /// Reads the header of `source`, which messages call `path`.
     ///
     /// # Errors
-    /// When it cannot be read, or is no recording of this version.
+    /// The source cannot be read, or is no recording of this version.
     pub fn new(source: R, path: &Path) -> Result<Self, RecordingError> {
         let mut reader = Self {
             path: path.into(),
@@ -99,7 +99,7 @@ impl<R: Read> Reader<R> {
         Ok(reader)
     }
 
-    /// What the recording says of itself.
+    /// The recording's metadata.
     pub fn header(&self) -> &Header {
         &self.header
     }
@@ -115,21 +115,20 @@ impl<R: Read> Reader<R> {
         &self.state
     }
 
-    /// Where the next event begins, bytes from the start.
+    /// The next event's offset from the start, in bytes.
     pub fn offset(&self) -> u64 {
         self.offset - (self.frame.len() - self.behind) as u64
     }
 
-    /// Whether the end that was reached is one that the writer made.
+    /// Whether the writer has ended the recording properly.
     pub fn is_ended(&self) -> bool {
         self.ended == Some(End::Marked)
     }
 
-    /// The next event; `None` after the last.
+    /// Reads the next event; `None` after the last.
     ///
     /// # Errors
-    /// When the source fails, or its bytes are not what a recording has there. There is nothing
-    /// more afterwards.
+    /// The source cannot be read, or its bytes are invalid. No events follow an error.
     pub fn next_event(&mut self) -> Result<Option<Event<'_>>, RecordingError> {
         while self.behind == self.frame.len() {
             if self.ended.is_some() {
@@ -200,7 +199,7 @@ impl<R: Read> Reader<R> {
         self.frame.clear();
         self.behind = 0;
         let read = self.read_frame();
-        // Unless there is another frame of events, this is the end.
+        // If no other frame of events follows, this is the end.
         self.ended = Some(End::Open);
         match read? {
             Some(KIND_EVENTS) => self.ended = None,
@@ -220,7 +219,7 @@ impl<R: Read> Reader<R> {
         Ok(())
     }
 
-    /// Reads a frame's payload; tells its kind. `None` where the source ends before it.
+    /// Reads a frame's payload and returns its kind; `None` at the end of the source.
     fn read_frame(&mut self) -> Result<Option<u8>, RecordingError> {
         let at = self.offset;
         let mut header = [0; FRAME_HEADER_BYTES + 1];
@@ -236,7 +235,7 @@ impl<R: Read> Reader<R> {
         if len > FRAME_BYTES_MAX {
             return Err(self.fault_at(at, Fault::Malformed("a frame longer than any")));
         }
-        // No more memory than there are bytes, whatever the length says.
+        // Allocates no more memory than there are bytes, whatever the length field says.
         self.frame.clear();
         let mut part = Read::take(&mut self.source, len as u64);
         let result = part.read_to_end(&mut self.frame);
@@ -260,7 +259,7 @@ impl<R: Read> Reader<R> {
         Ok(Some(kind))
     }
 
-    /// Reads until `into` is full or the source ends; tells how far it got.
+    /// Reads until `into` is full or the source ends. Returns the number of bytes.
     fn fill(&mut self, into: &mut [u8]) -> Result<usize, RecordingError> {
         let mut read = 0;
         while read < into.len() {
@@ -275,7 +274,7 @@ impl<R: Read> Reader<R> {
         Ok(read)
     }
 
-    /// What is wrong where the events begin.
+    /// An error in the state before the first event.
     pub(super) fn content(&self, fault: Fault) -> RecordingError {
         self.fault_at(self.offset(), fault)
     }

@@ -1,4 +1,4 @@
-//! An engine whose every input and request may be recorded.
+//! An engine whose inputs and requests can be recorded.
 
 use std::ops::Deref;
 
@@ -6,7 +6,7 @@ use demeter_policy::engine::{Engine, Input, Misuse};
 
 use super::writer::{Recorder, RecorderError};
 
-/// An engine, and a recorder if there is one. Reads go to the engine.
+/// An engine with an optional recorder. Reads go to the engine.
 #[derive(Debug)]
 pub struct Recorded {
     engine: Engine,
@@ -23,7 +23,7 @@ impl Deref for Recorded {
 }
 
 impl Recorded {
-    /// An engine that nobody records yet.
+    /// Wraps an engine without a recorder.
     pub fn new(engine: Engine) -> Self {
         Self {
             engine,
@@ -37,11 +37,12 @@ impl Recorded {
         self.recorder = Some(recorder);
     }
 
-    /// Tells the engine. What it asks for then is recorded, too. An error of the recorder ends the
-    /// recording, not the agent.
+    /// Passes an input to the engine, and records it with the requests that follow.
+    ///
+    /// An error of the recorder ends the recording only.
     ///
     /// # Errors
-    /// Those of the engine, whose inputs are not recorded.
+    /// The engine's errors. Such inputs are not recorded.
     #[inline]
     pub fn push(&mut self, input: Input<'_>) -> Result<(), Misuse> {
         self.engine.push(input)?;
@@ -62,7 +63,7 @@ impl Recorded {
         Ok(())
     }
 
-    /// What ended the recording, once.
+    /// Takes the error that ended the recording.
     pub fn take_error(&mut self) -> Option<RecorderError> {
         self.error.take()
     }
@@ -70,7 +71,7 @@ impl Recorded {
     /// Ends the recording.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// The file cannot be written.
     pub fn finish(&mut self) -> Result<(), RecorderError> {
         self.recorder.take().map_or(Ok(()), Recorder::finish)
     }

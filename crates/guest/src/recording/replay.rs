@@ -1,4 +1,4 @@
-//! Running a recording through the engine again.
+//! Replays a recording through the engine.
 
 use std::io::Read;
 
@@ -9,53 +9,55 @@ use super::events::Event;
 use super::format::Fault;
 use super::reader::{Reader, RecordingError};
 
-/// Something that the engine decided, again.
+/// A decision of the engine in a replay.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Decision<'a> {
-    /// The epoch in which.
+    /// Its epoch.
     pub epoch: u32,
-    /// The ranges of all processes, hottest first, as of the last plan.
+    /// Ranges of all processes at the last plan, the hottest first.
     pub ranking: &'a [RankedRange],
-    /// What it asked for.
+    /// The engine's request.
     pub request: Request<'a>,
 }
 
-/// What came of a replay.
+/// The result of a replay.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Replayed {
-    /// The epoch at which the recording begins.
+    /// First epoch of the recording.
     pub first_epoch: u32,
-    /// The one at which it ends.
+    /// Last epoch of the recording.
     pub last_epoch: u32,
-    /// Decisions that were compared.
+    /// Number of compared decisions.
     pub decisions: u64,
-    /// What the engine counted, from the agent's start.
+    /// The engine's counters since the agent's start.
     pub figures: Figures,
-    /// Whether the recording has an end that its writer made.
+    /// Whether the writer has ended the recording properly.
     pub is_ended: bool,
-    /// Where it was left, if it was.
+    /// Where the replay differs from the recording, if it does.
     pub divergence: Option<Divergence>,
 }
 
-/// Where the engine decided otherwise than it did when it was recorded. What follows cannot be
-/// compared: it answers questions that were not asked.
+/// The first decision that differs from the recorded one.
+///
+/// Later events cannot be compared: they answer requests that the replay did not make.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Divergence {
     /// The epoch.
     pub epoch: u32,
-    /// Where in the file, bytes from the start.
+    /// Offset in the file, bytes.
     pub offset: u64,
-    /// What was recorded.
+    /// The recorded decision.
     pub recorded: String,
-    /// What the engine made of it now.
+    /// The decision in the replay.
     pub replayed: String,
 }
 
-/// Replays a recording up to its end or to the first decision that differs, and shows each
-/// decision as it is made.
+/// Replays a recording up to its end or the first different decision.
+///
+/// `show` gets each decision.
 ///
 /// # Errors
-/// When the recording cannot be read to its end, or begins with no state.
+/// The recording cannot be read to its end, or does not begin with a state.
 pub fn replay<R: Read>(
     reader: &mut Reader<R>,
     show: &mut dyn FnMut(Decision<'_>),

@@ -1,4 +1,4 @@
-//! The properties of the module's text.
+//! Tests of the properties in the module's text.
 
 use std::fs;
 use std::path::Path;
@@ -77,7 +77,7 @@ fn a_replay_with_another_tuning_differs_and_says_where() {
 #[test]
 fn a_full_file_moves_aside_and_both_can_be_replayed() {
     let mut script = hot_set(20, 60, 60..75, 1);
-    // Samples that are far from each other take the most room.
+    // Distant samples take the most bytes.
     script.epochs[0].samples = (0..40_000).map(|i| i * 31 % 80).collect();
     let rig_at = |limit_mib: u64, epochs: usize| {
         let mut rig = AgentRig::with_limit(&script, limit_mib);
@@ -133,7 +133,7 @@ fn bad_files_are_named_with_offset_and_reason() {
     let mut long = bytes.clone();
     long.push(0);
     assert!(said(&long).ends_with("something follows the end"));
-    // Still being written: what is there is whole.
+    // A file that is still being written holds whole frames.
     let open = &bytes[..bytes.len() - 9];
     assert!(!replay_bytes(open).unwrap().is_ended);
 }
@@ -332,7 +332,7 @@ proptest! {
     }
 }
 
-/// Where the fuzz target `recording` starts from.
+/// The seed file of the fuzz target `recording`.
 const FUZZ_SEED: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/../../fuzz/corpus/recording/hot_set"

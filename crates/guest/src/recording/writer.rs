@@ -1,4 +1,4 @@
-//! Writing a recording, within its limit.
+//! Writes a recording within its size limit.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -12,27 +12,27 @@ use super::format::{
     FRAME_BYTES_MAX, Header, KIND_END, KIND_EVENTS, KIND_HEADER, KIND_STATE, MAGIC, VERSION, put,
 };
 
-/// More than one epoch takes: a file that has less room left is full.
+/// Upper bound of one epoch's bytes. A file with less space left is full.
 const EPOCH_BYTES: u64 = 1 << 20;
 
-/// A frame is written when it has so many bytes, at the end of each epoch at the latest.
+/// Size at which a frame is written; the end of an epoch writes it, too.
 const FRAME_BYTES: usize = 64 << 10;
 
-/// Why nothing can be recorded.
+/// An error of the recorder.
 #[derive(Debug, thiserror::Error)]
 pub enum RecorderError {
-    /// A file cannot be created, written or moved aside.
+    /// A file cannot be created, written or renamed.
     #[error("cannot record to {path}: {source}")]
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// There is a file that is no recording.
+    /// The file exists and is no recording.
     #[error("{0} exists and is no recording; give --record another file")]
     Foreign(PathBuf),
-    /// The engine's state alone fills the files.
+    /// The engine's state alone exceeds the limit.
     #[error(
         "{path}: the agent's state alone takes {state_bytes} bytes, too many for a recording of \
          {limit_mib} MiB; give a larger --record-max-mib"
@@ -40,9 +40,9 @@ pub enum RecorderError {
     Limit {
         /// The file.
         path: PathBuf,
-        /// What the state takes.
+        /// Size of the state.
         state_bytes: usize,
-        /// What the recording may take.
+        /// Size limit of the recording.
         limit_mib: u64,
     },
 }
@@ -51,7 +51,7 @@ pub enum RecorderError {
 #[derive(Debug)]
 pub struct Recorder {
     path: PathBuf,
-    /// What one of the two files may take, bytes.
+    /// Size limit of each of the two files, bytes.
     file_bytes_max: u64,
     header: Header,
     file: File,
@@ -62,11 +62,12 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Begins to record an engine that sleeps or has not begun. An earlier recording in the same
-    /// place becomes the predecessor.
+    /// Starts to record an engine that sleeps or has not started.
+    ///
+    /// An earlier recording of the same name becomes the predecessor.
     ///
     /// # Errors
-    /// When the file cannot be made, or is something else.
+    /// The file cannot be created, or is no recording.
     pub fn start(
         path: &Path,
         limit_mib: u64,
@@ -86,16 +87,16 @@ impl Recorder {
         Ok(recorder)
     }
 
-    /// The engine was told this.
+    /// Records an input of the engine.
     #[inline]
     pub fn input(&mut self, input: Input<'_>) {
         self.encoder.input(input, &mut self.frame);
     }
 
-    /// The engine asks for this. `engine` is as it is now.
+    /// Records a request. `engine` is its present state.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// The file cannot be written.
     pub fn request(&mut self, request: Request<'_>, engine: &Engine) -> Result<(), RecorderError> {
         self.encoder.request(request, &mut self.frame);
         let is_asleep = matches!(request, Request::Sleep { .. });
@@ -113,13 +114,13 @@ impl Recorder {
     /// Ends the recording.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// The file cannot be written.
     pub fn finish(mut self) -> Result<(), RecorderError> {
         self.flush()?;
         self.write(KIND_END, &[])
     }
 
-    /// Writes what stands at the beginning of a file.
+    /// Writes the header and the state to a new file.
     fn begin(&mut self, engine: &Engine) -> Result<(), RecorderError> {
         self.written = 0;
         self.encoder = Encoder::default();
@@ -132,7 +133,7 @@ impl Recorder {
         for number in engine.save().unwrap_or_default() {
             put(&mut state, number);
         }
-        // Else the next epoch would fill the file again.
+        // With more, the next epoch would fill the file again.
         let most = self.file_bytes_max.min(FRAME_BYTES_MAX as u64) / 2;
         if state.len() as u64 > most {
             return Err(RecorderError::Limit {
@@ -144,7 +145,7 @@ impl Recorder {
         self.write(KIND_STATE, &state)
     }
 
-    /// Writes the events so far.
+    /// Writes pending events as a frame.
     fn flush(&mut self) -> Result<(), RecorderError> {
         let mut frame = std::mem::take(&mut self.frame);
         let written = match frame.is_empty() {
@@ -182,15 +183,14 @@ fn failed(path: &Path, source: io::Error) -> RecorderError {
     }
 }
 
-/// Where the recording before this one is.
+/// Path of the previous recording.
 fn predecessor(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".1");
     name.into()
 }
 
-/// A new file for its owner alone, for addresses are nobody else's business. What a recorder wrote
-/// there moves aside.
+/// Creates a file that only its owner can read, because it has addresses. An earlier recording is renamed.
 fn create(path: &Path) -> Result<File, RecorderError> {
     if let Ok(mut old) = File::open(path) {
         let mut magic = [0; MAGIC.len()];

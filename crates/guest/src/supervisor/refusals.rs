@@ -1,7 +1,7 @@
-//! The agent where the system refuses something: a system call, by a seccomp filter, or a capability. Whatever that is, the
-//! agent goes on without it, or ends with a line that says so.
+//! Tests the agent with refused system calls and missing capabilities.
 //!
-//! Each case is a process of its own, this test started once more: a filter cannot be taken off again.
+//! It must run without the refused call, or end with a line that names it. Each case is a child process that runs this
+//! test, because a seccomp filter cannot be removed.
 
 use std::io::Read;
 use std::os::unix::fs::symlink;
@@ -15,19 +15,19 @@ use super::*;
 use crate::tracker::lab::tests::FakeDevice;
 
 const CHILD: &str = "supervisor::refusals::an_agent_with_something_refused";
-/// The system call that the child is to live without.
+/// The system call that the child is refused.
 const DENIED_CALL: &str = "DEMETER_TEST_DENIED_CALL";
-/// The process that the child looks after.
+/// The process that the child manages.
 const TARGET: &str = "DEMETER_TEST_TARGET";
 
-/// More than an agent of a few epochs takes.
+/// More time than an agent needs for a few epochs.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A user without any right.
+/// A user without privileges.
 const NOBODY: u32 = 65534;
 
-/// Calls that the agent makes, and the C library or the runtime on its behalf. Without a few more no program can run: the
-/// standard library takes a refused `close` for an error of its own, and nothing goes without memory and locks.
+/// System calls of the agent, the C library and the runtime. A few more are not tested, because no program runs without
+/// them: the standard library aborts if `close` is refused, and every program needs memory and locks.
 const CALLS: [(&str, libc::c_long); 43] = [
     ("accept4", libc::SYS_accept4),
     ("bind", libc::SYS_bind),
@@ -74,7 +74,7 @@ const CALLS: [(&str, libc::c_long); 43] = [
     ("writev", libc::SYS_writev),
 ];
 
-/// Calls of older architectures, which have others in their place elsewhere.
+/// Calls of older architectures, replaced by newer ones elsewhere.
 #[cfg(target_arch = "x86_64")]
 const OLD_CALLS: [(&str, libc::c_long); 10] = [
     ("chmod", libc::SYS_chmod),
@@ -91,7 +91,7 @@ const OLD_CALLS: [(&str, libc::c_long); 10] = [
 #[cfg(not(target_arch = "x86_64"))]
 const OLD_CALLS: [(&str, libc::c_long); 0] = [];
 
-/// A process that does nothing, for the agent to look after.
+/// An idle process for the agent to manage.
 struct Idle(Child);
 
 impl Idle {
@@ -107,13 +107,13 @@ impl Drop for Idle {
     }
 }
 
-/// The output of a child, and whether it came to its end.
+/// A child's output, and whether it ran to its end.
 struct Said {
     text: String,
     has_ended: bool,
 }
 
-/// A child that will be an agent which looks after the idle process.
+/// A child that runs an agent on the idle process.
 fn child(idle: &Idle) -> Command {
     let mut child = Command::new(std::env::current_exe().unwrap());
     child
@@ -123,12 +123,12 @@ fn child(idle: &Idle) -> Command {
     child
 }
 
-/// Lets it run to its end.
+/// Runs a child to its end.
 fn said(command: &mut Command) -> Said {
     let (mut out, into) = io::pipe().unwrap();
     command.stdout(into.try_clone().unwrap()).stderr(into);
     let mut child = command.spawn().unwrap();
-    // The reader comes to an end only without our side.
+    // The reader ends only after the parent's end is closed.
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let reader = thread::spawn(move || {
         let mut text = String::new();
@@ -160,14 +160,14 @@ fn no_single_call_that_is_refused_makes_the_agent_panic() {
         assert_eq!(ended.len(), 1, "without {name}: {text}");
         let refused = text.contains(&format!("{name} is refused"));
         match *name {
-            // The agent can do nothing, and says why.
+            // The agent cannot work, and says why.
             "move_pages" | "flock" | "epoll_wait" => {
                 assert!(
                     refused && ended[0].contains("seccomp"),
                     "without {name}: {text}"
                 );
             }
-            // It goes on, and says what it does without.
+            // The agent continues, and reports the loss.
             "mbind" | "pidfd_open" | "process_madvise" => {
                 assert!(
                     refused && text.contains("ended: Ok"),
@@ -234,7 +234,7 @@ fn an_agent_with_something_refused() {
     config.tuning.epoch_ms = 50;
     let (controls, received) = mpsc::channel();
     let stop = controls.clone();
-    // Before the filter is there: the thread has to live whatever is refused.
+    // Started before the filter, so that the thread runs whatever is refused.
     thread::spawn(move || {
         let _ = wait_for(&socket);
         thread::sleep(Duration::from_millis(200));
@@ -251,11 +251,11 @@ fn an_agent_with_something_refused() {
         Ok(()) => println!("ended: Ok"),
         Err(error) => println!("ended: {error}"),
     }
-    // Nothing of the test's own is to run into the filter.
+    // The test's own exit must not reach the filter.
     std::process::exit(0);
 }
 
-/// A machine with two tiers, which has this process and another one.
+/// A machine with two tiers that runs this process and another one.
 fn machine(target: u32) -> tempfile::TempDir {
     let zones = "Node 0, zone   Normal\n  pages free     5000\n        low      10\n        high     20\n        managed  99999\n\
                  Node 1, zone   Normal\n  pages free     5000\n        low      10\n        high     20\n        managed  99999\n";
@@ -266,7 +266,7 @@ fn machine(target: u32) -> tempfile::TempDir {
             "[always] madvise never",
         ),
     ]);
-    // The processes are real ones.
+    // The processes are real.
     fs::remove_dir_all(folder.path().join("proc/self")).unwrap();
     let own = std::process::id();
     for process in [
@@ -284,7 +284,7 @@ fn machine(target: u32) -> tempfile::TempDir {
     folder
 }
 
-/// Waits until somebody listens there, but not for long.
+/// Waits a limited time for a listener on the socket.
 fn wait_for(socket: &Path) -> io::Result<()> {
     let deadline = Instant::now() + Duration::from_secs(5);
     while !socket.exists() {
@@ -296,7 +296,7 @@ fn wait_for(socket: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Lets a system call fail with EPERM, for this thread and those that it starts.
+/// Makes a system call fail with EPERM for this thread and its children.
 fn refuse(call: u32) -> io::Result<()> {
     let step = |code: u32, k: u32, jump: u8| libc::sock_filter {
         code: code as u16,
@@ -304,7 +304,7 @@ fn refuse(call: u32) -> io::Result<()> {
         jf: jump,
         k,
     };
-    // The number of the call is the first word of what the filter is given.
+    // The first word of the filter's input is the number of the call.
     let steps = [
         step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
         step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, call, 1),

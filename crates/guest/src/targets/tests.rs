@@ -3,7 +3,7 @@ use std::fs;
 
 use super::*;
 
-/// A root with processes, and the parents of those that were added later.
+/// A root with processes, and the parents of those added later.
 struct FakeProc(tempfile::TempDir, RefCell<BTreeMap<u32, u32>>);
 
 impl FakeProc {
@@ -282,7 +282,7 @@ fn that_nothing_can_be_read_is_not_that_nobody_is_there() {
         let found = unless_gone::<()>(Path::new("/proc/1/stat"), Err(gone));
         assert!(matches!(found, Ok(None)), "{found:?}");
     }
-    // By the real thing, too: a folder where a file should be.
+    // A real error: a directory where a file should be.
     let p = FakeProc::new();
     p.add(5, "x", 5, "");
     fs::remove_file(p.0.path().join("proc/5/statm")).unwrap();

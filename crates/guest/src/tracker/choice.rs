@@ -1,4 +1,4 @@
-//! Which tracker to use.
+//! Chooses the tracker.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,29 +7,29 @@ use super::lab::LabTracker;
 use super::perf::PerfTracker;
 use super::{Settings, Tracker, TrackerError};
 
-/// What the person asked for.
+/// The configured tracker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[derive(strum::EnumString, strum::IntoStaticStr, strum::VariantNames)]
 #[strum(serialize_all = "lowercase")]
 pub enum Choice {
-    /// The best that really yields addresses: perf, else lab, else damon.
+    /// The best one that works: perf, else lab, else damon.
     #[default]
     Auto,
     /// Load samples from the CPU.
     Perf,
-    /// Regions from the kernel's DAMON.
+    /// Accessed bits from the kernel's DAMON.
     Damon,
     /// Load samples from the lab's emulator.
     Lab,
 }
 
-/// A tracker that was tried and not taken.
+/// A tracker that was tried and not used.
 #[derive(Debug)]
 pub struct PassedOver {
     /// Its name.
     pub tracker: &'static str,
-    /// Why.
+    /// The reason.
     pub why: TrackerError,
 }
 
@@ -48,7 +48,7 @@ const TRACKERS: [(Choice, Open); 3] = [
     }),
 ];
 
-/// Opens the tracker that was asked for, or the first that works, with those passed over.
+/// Opens the configured tracker, or the first that works; returns the failed ones.
 pub fn choose(
     want: Choice,
     settings: &Settings,
@@ -70,7 +70,7 @@ pub fn choose(
     Err(TrackerError::NoneWorks(passed_over))
 }
 
-/// Tries every tracker; `None` where it works.
+/// Tries every tracker; `None` if it works.
 pub(crate) fn try_all(settings: &Settings) -> Vec<(&'static str, Option<TrackerError>)> {
     TRACKERS
         .iter()

@@ -1,4 +1,4 @@
-//! What every tracker owes its caller, run over all of them.
+//! Conformance suite of all trackers.
 
 use std::io::{Read, Write};
 use std::process::{Child, ChildStderr, ChildStdin, Command, Stdio};
@@ -12,16 +12,16 @@ use super::lab::tests::{FakeDevice, map};
 use super::perf::tests::{Untouched, page_faults};
 use super::{Settings, Tracker};
 
-/// No process has this id: beyond the kernel's largest `pid_max`.
+/// A pid that cannot exist: above the kernel's largest `pid_max`.
 const GONE: Pid = Pid(1 << 30);
 
-/// What a tracker watches, under the test's control.
+/// A tracker's environment, controlled by the test.
 trait World {
     /// The process that [`Self::access`] acts as.
     fn target(&self) -> Pid;
-    /// Makes accesses that a tracker which watches the target must see several of.
+    /// Makes several accesses that a tracker of the target must see.
     fn access(&mut self);
-    /// What a tracker that was dropped has left behind.
+    /// Leftovers of a dropped tracker.
     fn left_behind(&self) -> Option<String>;
 }
 
@@ -52,19 +52,19 @@ fn conforms(mut tracker: Box<dyn Tracker>, world: &mut impl World) {
         (accessed.len(), drained)
     };
 
-    // Without targets nobody's accesses are samples.
+    // Without targets there are no samples.
     tracker.set_targets(&[]).unwrap();
     world.access();
     assert_eq!(drain(&mut tracker, 1000).0, 0, "{name}: no targets");
 
-    // A process that has gone is passed over and hides nobody.
+    // A process that has ended is skipped, and hides no other.
     tracker.set_targets(&[GONE, target]).unwrap();
     drain(&mut tracker, 1000);
     world.access();
     let (all, _) = drain(&mut tracker, 100_000);
     assert!(all > 3, "{name}: {all} samples");
 
-    // What is over the limit is lost, and said to be where it was there at all.
+    // Samples above the limit are lost, and counted.
     world.access();
     let (_, drained) = drain(&mut tracker, 2);
     assert!(drained.taken > 0 && drained.lost > 0, "{name}: {drained:?}");
@@ -89,7 +89,7 @@ fn conforms(mut tracker: Box<dyn Tracker>, world: &mut impl World) {
     let (some, drained) = drain(&mut tracker, 1000);
     assert!(some > 0, "{name}: resumed: {drained:?}");
 
-    // Targets may change while it pauses.
+    // Targets may change during a pause.
     tracker.pause().unwrap();
     tracker.set_targets(&[GONE]).unwrap();
     tracker.resume().unwrap();
@@ -152,7 +152,7 @@ fn damon_conforms() {
     conforms(Box::new(tracker), &mut world);
 }
 
-/// A child that takes page faults on request. Not this process: its other tests fault too.
+/// A child that takes page faults on request. Other tests make this process fault, too.
 struct PerfWorld {
     child: Child,
     requests: ChildStdin,
@@ -179,7 +179,7 @@ impl PerfWorld {
             requests,
             answers,
         };
-        // Once in vain: the first request faults in code as well.
+        // The first request also faults code pages in.
         world.access();
         world
     }
@@ -194,7 +194,7 @@ impl World for PerfWorld {
         self.answers.read_exact(&mut [0]).unwrap();
     }
     fn left_behind(&self) -> Option<String> {
-        // The events are descriptors, which nothing but the tracker holds.
+        // The events are descriptors, which only the tracker holds.
         None
     }
 }

@@ -1,7 +1,6 @@
-//! Trackers: where samples come from.
+//! Trackers: the sources of access samples.
 //!
-//! Every tracker answers the same questions behind [`Tracker`]; one conformance suite runs over
-//! all of them.
+//! One conformance suite runs over all implementations of [`Tracker`].
 
 mod choice;
 #[cfg(test)]
@@ -23,69 +22,69 @@ pub use choice::{Choice, PassedOver, choose};
 
 /// A source of access samples for a set of processes.
 ///
-/// The agent calls `set_targets` whenever the set changes and `drain` once an epoch. No method
-/// blocks beyond the work it says; none polls.
+/// The agent calls `set_targets` whenever the set changes and `drain` once an epoch. No method waits or polls beyond
+/// its own work.
 pub trait Tracker: Send {
     /// Short name: `perf`, `damon`, `lab`.
     fn name(&self) -> &'static str;
 
-    /// Loads that a sample stands for, where that is known.
+    /// Loads that one sample represents, if known.
     fn loads_per_sample(&self) -> Option<u32> {
         None
     }
 
-    /// Share of its time that a program is taken to wait for memory, at most.
+    /// Upper bound of a program's assumed share of time that it waits for memory.
     fn waits(&self) -> f64 {
         1.0
     }
 
-    /// Follow exactly these processes from now on. A process that has gone is not an error: it
-    /// is passed over.
+    /// Tracks exactly these processes from now on. Ended processes are skipped without an error.
     fn set_targets(&mut self, targets: &[Pid]) -> Result<(), TrackerError>;
 
-    /// Appends the samples since the last call to `out`, or keeps observations for [`Self::observed`]; at most `max` of
-    /// them. The rest is counted as lost, never silently dropped. While paused there are none.
+    /// Appends at most `max` new samples to `out`, or keeps observations for [`Self::observed`].
     ///
-    /// After [`TrackerError::Corrupt`] the source is in step again and the next call works; what
-    /// was sound before the fault has been appended.
+    /// Samples beyond `max` are counted as lost. During a pause there are none.
+    ///
+    /// After [`TrackerError::Corrupt`] the source is resynchronized and the next call works; samples before the fault
+    /// were appended.
     fn drain(&mut self, out: &mut Vec<Sample>, max: usize) -> Result<Drained, TrackerError>;
 
-    /// Blocks that the caller most wants to have looked at, in place of those before. Of no use to trackers whose samples
-    /// are accesses.
+    /// Replaces the list of blocks to scan first. Trackers whose samples are accesses ignore it.
     fn want(&mut self, _blocks: &[(Pid, Block)]) {}
 
-    /// Observations of the last drain. Nothing of a tracker whose samples are accesses.
+    /// Observations of the last drain; empty for trackers whose samples are accesses.
     fn observed(&self) -> &[Observation] {
         &[]
     }
 
-    /// The caller has decided and moved what it wanted, and sleeps until its next epoch. The less more evidence promises,
-    /// the more seldom a tracker looks that costs CPU.
+    /// Tells the tracker that the agent sleeps until its next epoch.
+    ///
+    /// A tracker that costs CPU looks the more rarely, the less the prospect promises.
     fn epoch_ended(&mut self, _prospect: Prospect) -> Result<(), TrackerError> {
         Ok(())
     }
 
-    /// Stop observing until `resume`: no CPU is spent, what was observed meanwhile is dropped.
+    /// Stops observing until `resume`, without CPU cost. Events meanwhile are dropped.
     fn pause(&mut self) -> Result<(), TrackerError>;
 
-    /// Observe again.
+    /// Resumes observing.
     fn resume(&mut self) -> Result<(), TrackerError>;
 }
 
-/// What every tracker is made from.
+/// Settings of all trackers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
-    /// Where `/proc` and `/sys` are found: `/`, or a directory that stands in for it.
+    /// Root of `/proc` and `/sys`: `/`, or a test's directory.
     pub root: PathBuf,
-    /// One sample for so many slow loads.
+    /// Slow loads per sample.
     pub period: u32,
-    /// Loads faster than this are not sampled, nanoseconds.
+    /// Smallest latency of a sampled load, nanoseconds.
     pub latency_threshold_ns: u32,
     /// Time between two drains.
     pub epoch: Duration,
-    /// The most that a tracker without hardware's help may take of one CPU for each eight, %.
+    /// CPU limit of a tracker without hardware support: % of one CPU per sixteen CPUs.
     pub cpu_percent: f64,
-    /// Whether DAMON_STAT, which the kernel starts by itself, is turned off while DAMON is used.
+    /// Whether to turn DAMON_STAT off while DAMON is used; the kernel starts it by itself.
     pub take_damon: bool,
 }
 
@@ -103,77 +102,77 @@ impl Default for Settings {
     }
 }
 
-/// Whether a user program can have memory there: not in the first page and not in the kernel's
-/// half, with 5-level page tables at the most.
+/// Whether an address can be a user program's: not in the first page, nor in the kernel's half with 5-level page
+/// tables.
 pub(crate) fn is_user_address(addr: GuestVirtAddr) -> bool {
     (PAGE_SIZE..1 << 56).contains(&addr.0)
 }
 
-/// What one drain did, beside the samples themselves.
+/// The result of one drain, without the samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Drained {
     /// Samples appended, or observations kept.
     pub taken: u64,
     /// Samples that the source lost or that were over `max`.
     pub lost: u64,
-    /// Records that were malformed or belonged to nobody we follow.
+    /// Records that were malformed or belong to no target.
     pub rejected: u64,
-    /// True if there was no look since the last drain.
+    /// Whether nothing was scanned since the last drain.
     pub is_repeat: bool,
 }
 
-/// Why a tracker does not work.
+/// An error of a tracker.
 #[derive(Debug, thiserror::Error)]
 pub enum TrackerError {
-    /// Another process of ours has it: an agent that runs, or a controller.
+    /// Another Demeter process, an agent or a controller, uses it.
     #[error("tracker {tracker}: another Demeter uses it; stop that one first")]
     Taken {
-        /// Its name.
+        /// The tracker's name.
         tracker: &'static str,
     },
-    /// Somebody else has DAMON.
+    /// Another user has DAMON.
     #[error("tracker {tracker}: DAMON is in use by {by}; {hint}", hint = .by.hint())]
     Held {
-        /// Its name.
+        /// The tracker's name.
         tracker: &'static str,
         /// The user of DAMON.
         by: Owner,
     },
-    /// None of those that were tried works.
+    /// All trackers that were tried failed.
     #[error("no tracker works here ({}); `demeter probe` says what each one needs", reasons(.0))]
     NoneWorks(Vec<PassedOver>),
     /// This machine, kernel or permission does not offer it.
     #[error("tracker {tracker}: {why}; {hint}")]
     Unavailable {
-        /// Its name.
+        /// The tracker's name.
         tracker: &'static str,
-        /// What is missing.
+        /// The missing part.
         why: String,
-        /// What the person can do.
+        /// The way to fix it.
         hint: String,
     },
     /// The kernel refused an operation.
     #[error("tracker {tracker}: {what}: {source}")]
     Io {
-        /// Its name.
+        /// The tracker's name.
         tracker: &'static str,
-        /// What was tried, on which file.
+        /// The operation and its file.
         what: String,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// Shared memory holds something that no honest writer would write.
+    /// Shared memory has an impossible value.
     #[error("tracker {tracker}: corrupt ring: {what}")]
     Corrupt {
-        /// Its name.
+        /// The tracker's name.
         tracker: &'static str,
-        /// Which field.
+        /// The field.
         what: String,
     },
 }
 
 impl TrackerError {
-    /// Whether somebody else has what the tracker needs, so that it may work later.
+    /// Whether another process uses what the tracker needs, so that it may work later.
     pub fn is_temporary(&self) -> bool {
         match self {
             Self::Taken { .. } | Self::Held { .. } => true,

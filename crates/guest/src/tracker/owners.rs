@@ -1,9 +1,9 @@
-//! Which process a virtual address belongs to, for sources that cannot say.
+//! Finds the process of a virtual address, for sources that do not report it.
 //!
-//! Problem: the lab's samples carry virtual and physical address but no process. Approach: the
-//! mappings of all targets are cut at every boundary into segments, each with the processes that
-//! map it; a look-up is one binary search. Where several map the same address (forks, binaries
-//! without ASLR), the frame behind each one's address is compared with the sample's.
+//! The lab's samples have a virtual and a physical address but no process. The mappings of all targets are cut at every
+//! boundary into segments, each with the processes that map it, so that a look-up is a binary search. If several
+//! processes map an address (forks, binaries without ASLR), the frame behind each one's address is compared with the
+//! sample's.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -14,13 +14,13 @@ use demeter_policy::{GuestPhysAddr, GuestVirtAddr, PAGE_SIZE, Pid, VirtRange};
 
 use crate::maps::{VmaKind, read_maps};
 
-/// Most processes remembered for one segment; later ones lose.
+/// Maximum number of processes per segment; later ones are ignored.
 const MAX_OWNERS: usize = 16;
 
-/// Most look-ups in pagemaps between two refreshes.
+/// Maximum number of pagemap look-ups between two refreshes.
 const MAX_FRAME_LOOKUPS: u32 = 4096;
 
-/// The address spaces of the targets.
+/// The targets' address spaces.
 pub(super) struct Owners {
     root: PathBuf,
     targets: Vec<Pid>,
@@ -29,21 +29,21 @@ pub(super) struct Owners {
     frame_lookups: u32,
 }
 
-/// Addresses with the same owners throughout.
+/// A range of addresses with the same owners.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Segment {
     range: VirtRange,
     owners: Vec<Pid>,
 }
 
-/// To whom an address belongs.
+/// The owner of an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// To this process.
+    /// This process.
     One(Pid),
-    /// To several, and nothing told them apart: this is the first.
+    /// Several processes, of which this is the first; frames did not decide.
     Ambiguous(Pid),
-    /// To no target.
+    /// No target.
     Nobody,
 }
 
@@ -63,7 +63,7 @@ impl Owners {
         self.refresh();
     }
 
-    /// Reads all targets' mappings anew. A process that has gone owns nothing.
+    /// Reads all targets' mappings again. An ended process owns nothing.
     pub(super) fn refresh(&mut self) {
         let ranges = self.targets.iter().flat_map(|&pid| {
             let vmas = read_maps(&self.root, pid).unwrap_or_else(|error| {
@@ -79,7 +79,7 @@ impl Owners {
         self.frame_lookups = 0;
     }
 
-    /// The owner of an address whose page lies in the frame of `gpa`.
+    /// Finds the owner of an address whose page is in the frame of `gpa`.
     pub(super) fn find(&mut self, addr: GuestVirtAddr, gpa: GuestPhysAddr) -> Owner {
         let after = self
             .segments
@@ -102,8 +102,9 @@ impl Owners {
             .map_or(Owner::Ambiguous(first), Owner::One)
     }
 
-    /// The frame behind a process's address: bits 0-54 of its pagemap entry, if bit 63 says that
-    /// the page is present. Without CAP_SYS_ADMIN the kernel shows frame 0.
+    /// The frame of a process's address: bits 0-54 of its pagemap entry, if bit 63 (present) is set.
+    ///
+    /// Without CAP_SYS_ADMIN the kernel shows frame 0.
     fn frame(&mut self, pid: Pid, addr: GuestVirtAddr) -> Option<u64> {
         const PRESENT: u64 = 1 << 63;
         const FRAME: u64 = (1 << 55) - 1;
@@ -127,9 +128,9 @@ impl Owners {
     }
 }
 
-/// Cuts ranges at each other's boundaries; of several owners the one named first stays first.
+/// Cuts ranges at each other's boundaries. The order of owners stays.
 fn segments(ranges: Vec<(VirtRange, Pid)>) -> Vec<Segment> {
-    // At each boundary: the ranges (by index) that end there and those that start there.
+    // For each boundary: the ranges (by index) that end and start there.
     let mut boundaries: BTreeMap<GuestVirtAddr, (Vec<usize>, Vec<usize>)> = BTreeMap::new();
     for (index, (range, _)) in ranges.iter().enumerate() {
         boundaries.entry(range.start()).or_default().1.push(index);
@@ -167,7 +168,7 @@ mod tests {
         VirtRange::new(GuestVirtAddr(start), GuestVirtAddr(end)).unwrap()
     }
 
-    /// A process in a fake root with mappings and (page number, frame) pairs.
+    /// A process in a fake root, with mappings and (page number, frame) pairs.
     fn process(root: &Path, pid: u32, mappings: &[(u64, u64)], frames: &[(u64, u64)]) {
         let dir = root.join(format!("proc/{pid}"));
         fs::create_dir_all(&dir).unwrap();

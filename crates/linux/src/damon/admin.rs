@@ -1,9 +1,8 @@
-//! Kdamonds of our own, through `/sys/kernel/mm/damon/admin`
-//! (Documentation/admin-guide/mm/damon/usage.rst).
+//! Our own kdamonds, through `/sys/kernel/mm/damon/admin` (Documentation/admin-guide/mm/damon/usage.rst).
 //!
-//! The number of kdamonds is one global figure, and changing it destroys those that are there.
-//! So we take DAMON only while nobody else has it, and hold a lock on that file, which tells
-//! Demeters apart: settings like ours without the lock were left by one that died.
+//! The number of kdamonds is global, and changing it destroys the existing ones. So we take DAMON only while it is
+//! unused, and hold a lock on the file of that number. Other instances see the lock. Settings like ours without the
+//! lock were left by an instance that was killed.
 
 use std::fs::{self, File};
 use std::io;
@@ -20,7 +19,7 @@ use crate::lock::LockedFile;
 
 const ADMIN_DIR: &str = "sys/kernel/mm/damon/admin/kdamonds";
 
-/// The kernel answers EBUSY while it works on another command; so often we ask again.
+/// Retries of a command while the kernel answers EBUSY.
 const BUSY_RETRIES: u32 = 20;
 const BUSY_WAIT: Duration = Duration::from_millis(10);
 
@@ -29,25 +28,23 @@ const INTERVALS_DIR: &str = "contexts/0/monitoring_attrs/intervals";
 const REGIONS_DIR: &str = "contexts/0/monitoring_attrs/nr_regions";
 const TARGETS_DIR: &str = "contexts/0/targets";
 
-/// Between two looks at the mappings, microseconds. No round figure: it tells our settings from
-/// others'.
+/// Time between two updates of the mappings, microseconds. The odd number marks settings as ours.
 const UPDATE_US: u64 = 1_000_003;
 
-/// The kernel's name for a kdamond that watches the regions of processes that it is given, and for one that chooses
-/// them itself, as older Demeters had it.
+/// Name of the operations set that monitors given regions, and of the set that older versions used.
 const OPERATIONS: &str = "fvaddr";
 const OLD_OPERATIONS: &str = "vaddr";
 
-/// The treatment of DAMON_STAT. The kernel starts it by itself, and it keeps everybody else from DAMON.
+/// How to treat DAMON_STAT, which the kernel starts by itself and which blocks other users.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Statistic {
-    /// It is turned off for as long as we have DAMON.
+    /// Turn it off while we have DAMON.
     TurnOff,
-    /// It is left on, and we do without DAMON.
+    /// Leave it on, and do not use DAMON.
     Leave,
 }
 
-/// The right to change DAMON, which one Demeter has at a time. DAMON_STAT is turned on again at its end.
+/// The exclusive right to change DAMON. Dropping it turns DAMON_STAT on again.
 #[derive(Debug)]
 struct Ownership {
     root: PathBuf,
@@ -55,11 +52,11 @@ struct Ownership {
     _count: LockedFile,
 }
 
-/// DAMON with kdamonds of ours, which are removed at the end.
+/// DAMON with our kdamonds, which are removed at the end.
 #[derive(Debug)]
 struct Claim(Ownership);
 
-/// A kdamond; dropping it stops it, and dropping the last one removes all.
+/// A kdamond. Dropping it stops it; dropping the last one removes all.
 #[derive(Debug)]
 pub struct Kdamond {
     dir: PathBuf,
@@ -68,18 +65,18 @@ pub struct Kdamond {
     targets: Mutex<Vec<Target>>,
 }
 
-/// The files of a process and its regions. Once made they are kept: making a region's costs several times as much as writing
-/// to them.
+/// The files of a process and its regions. They are kept, because creating a region's files costs several times as much
+/// as writing to them.
 #[derive(Debug)]
 struct Target {
     pid: Pid,
     regions: Vec<VirtRange>,
 }
 
-/// Undoes what a Demeter that was killed has changed in DAMON. Returns what that was, a line each.
+/// Reverts changes of DAMON that a killed instance has left. Returns a line for each.
 ///
 /// # Errors
-/// When a Demeter runs that has DAMON, the kernel has none, or the right to use it is missing.
+/// Another instance uses DAMON, the kernel has none, or permission is missing.
 pub fn clean_up(root: &Path) -> Result<Vec<&'static str>, DamonError> {
     let ownership = Ownership::take(root)?;
     let mut undone = vec![];
@@ -93,7 +90,7 @@ pub fn clean_up(root: &Path) -> Result<Vec<&'static str>, DamonError> {
 }
 
 impl Ownership {
-    /// Locks out other Demeters; changes nothing.
+    /// Locks other instances out; changes nothing else.
     fn take(root: &Path) -> Result<Self, DamonError> {
         let dir = root.join(ADMIN_DIR);
         let path = dir.join("nr_kdamonds");
@@ -115,7 +112,7 @@ impl Ownership {
         })
     }
 
-    /// Removes kdamonds that a killed Demeter has left. Returns whether there were some.
+    /// Removes kdamonds that a killed instance has left. Returns whether there were any.
     fn remove_what_is_left(&self) -> Result<bool, DamonError> {
         let there = read(&self.dir.join("nr_kdamonds"))?;
         let is_left = there != "0";
@@ -128,7 +125,7 @@ impl Ownership {
         Ok(is_left)
     }
 
-    /// Sees to it that none of the kernel's own users has DAMON.
+    /// Checks that the kernel's own users do not have DAMON; turns DAMON_STAT off if permitted.
     fn free(&self, statistic: Statistic) -> Result<(), DamonError> {
         if statistic == Statistic::Leave {
             self.return_statistic()?;
@@ -144,7 +141,7 @@ impl Ownership {
         }
     }
 
-    /// Turns DAMON_STAT on again, if it was. Returns whether it was.
+    /// Turns DAMON_STAT on again if we had turned it off. Returns whether we had.
     fn return_statistic(&self) -> Result<bool, DamonError> {
         let was_on = Change::Statistic.is_noted(&self.root);
         if was_on {
@@ -156,7 +153,7 @@ impl Ownership {
 
     fn add(self, kdamonds: usize) -> Result<Claim, DamonError> {
         if let Err(error) = Change::Kdamonds.note(&self.root) {
-            // Most are recognised by their settings, too.
+            // Most of them are recognized by their settings.
             tracing::warn!(%error, "after a kill, kdamonds that are not set up yet would stay");
         }
         write(&self.dir.join("nr_kdamonds"), &kdamonds.to_string())?;
@@ -175,10 +172,10 @@ impl Ownership {
 }
 
 impl Kdamond {
-    /// Takes DAMON for ourselves, with `kdamonds` kdamonds.
+    /// Takes DAMON with `kdamonds` kdamonds.
     ///
     /// # Errors
-    /// When the kernel has no DAMON, somebody else has it, or the right to use it is missing.
+    /// The kernel has no DAMON, another user has it, or permission is missing.
     pub fn claim(
         root: &Path,
         kdamonds: usize,
@@ -215,21 +212,23 @@ impl Kdamond {
         self.set(&format!("{INTERVALS_DIR}/update_us"), UPDATE_US)
     }
 
-    /// Watches these regions from the next start on, in order of process and address, disjoint, and none larger than a
-    /// block: none of them is split or merged. Returns how many it will report: where it has had more, and in place of
-    /// fewer than three, there are [fillers](is_filler).
+    /// Sets the regions to monitor from the next start. Returns the number of regions that are reported.
+    ///
+    /// `regions` are sorted by process and address, disjoint, and at most a block long, so that the kernel neither
+    /// splits nor merges them. [Fillers](is_filler) take the place of earlier regions, and make up the minimum of
+    /// three.
     ///
     /// # Errors
-    /// When the kernel refuses, or it is on.
+    /// The kernel does not accept them, or the kdamond is running.
     pub fn set_regions(&self, regions: &[(Pid, VirtRange)]) -> Result<usize, DamonError> {
         let mut known = self.targets.lock().unwrap_or_else(PoisonError::into_inner);
-        // After an error nothing is known.
+        // After an error the files' contents are unknown.
         let mut targets = std::mem::take(&mut *known);
         let wanted: Vec<_> = regions.chunk_by(|a, b| a.0 == b.0).collect();
         let kept = targets.iter().zip(&wanted);
         let kept: usize = kept.map(|(t, w)| t.regions.len().max(w.len())).sum();
         if targets.len() != wanted.len() || kept > 2 * regions.len() + SPARE {
-            // The kernel makes all targets anew, without regions.
+            // The kernel creates all targets again, without regions.
             self.set(&format!("{TARGETS_DIR}/nr_targets"), wanted.len())?;
             targets.clear();
         }
@@ -257,8 +256,9 @@ impl Kdamond {
                 count,
             )?;
         }
-        // DAMON splits while there are fewer than half of the most. It merges to no more than all memory divided by the
-        // least, and since Linux 7 it splits what is larger than that: here a block, and less than two.
+        // DAMON splits regions while there are fewer than half of the maximum. It merges them up to the size of all
+        // memory divided by the minimum number; since Linux 7 it also splits larger ones. This size is between one and
+        // two blocks here.
         let all = || targets.iter().flat_map(|target| &target.regions);
         let (count, bytes) = (all().count(), all().map(|r| r.len().0).sum::<u64>());
         let least = (bytes / BLOCK_SIZE).max(REGIONS_MIN as u64);
@@ -268,7 +268,7 @@ impl Kdamond {
         Ok(count)
     }
 
-    /// Makes the files of a target's regions, `count` or more, say what is wanted.
+    /// Writes a target's regions, at least `count` of them.
     fn write_regions(
         &self,
         dir: &str,
@@ -300,11 +300,10 @@ impl Kdamond {
         Ok(())
     }
 
-    /// Starts aggregations of `looks` looks, each an interval after the one before. Returns the kdamond's thread.
-    /// Fails with EINVAL if a target has gone.
+    /// Starts aggregations of `looks` looks, one per interval. Returns the kdamond's thread.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// The kernel refuses; EINVAL means that a target has ended.
     pub fn start(&self, interval: Duration, looks: u32) -> Result<Pid, DamonError> {
         for (file, us) in [
             ("sample_us", interval.as_micros()),
@@ -313,7 +312,7 @@ impl Kdamond {
             self.set(&format!("{INTERVALS_DIR}/{file}"), us)?;
         }
         self.set("state", "on").map_err(|error| match error {
-            // So the kernel says that it has an exclusive user now.
+            // The kernel reports an exclusive user in this way.
             DamonError::Io { source, .. } if source.kind() == io::ErrorKind::ResourceBusy => {
                 let owner = Owner::in_kernel(&self.claim.0.root);
                 DamonError::Held(owner.unwrap_or(Owner::Unknown))
@@ -327,10 +326,10 @@ impl Kdamond {
             .map_err(|error| io_error("read", &path, io::Error::other(error)))
     }
 
-    /// Stops observing; nothing is spent until the next start.
+    /// Stops observing; a stopped kdamond costs nothing.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// The kernel refuses.
     pub fn stop(&self) -> Result<(), DamonError> {
         stop(&self.dir)
     }
@@ -344,26 +343,25 @@ impl Kdamond {
     }
 }
 
-/// Fillers that are allowed beside one for each region. The kernel looks at fillers, too.
+/// Fillers that are allowed beyond one per region. The kernel scans fillers, too.
 const SPARE: usize = 16;
 
-/// Where fillers begin: above all memory of programs, so that they come last and there is nothing to look at.
+/// Start of the fillers: above all user memory, so that they sort last and have no pages.
 const FILLERS: u64 = 1 << 63;
 
-/// The region that takes the place of a target's `index`th where there are fewer: of the size of the others, and apart from
-/// them.
+/// The filler for a target's `index`th region: of a block's size, and not adjacent to others.
 fn filler(index: usize) -> VirtRange {
     let start = FILLERS + index as u64 * 2 * BLOCK_SIZE;
     let [start, end] = [start, start + BLOCK_SIZE].map(GuestVirtAddr);
     VirtRange::new(start, end).expect("a block has a length")
 }
 
-/// Whether a region is none of those that were asked for.
+/// Whether a region is a filler.
 pub fn is_filler(range: &VirtRange) -> bool {
     range.start().0 >= FILLERS
 }
 
-/// The kernel takes no fewer.
+/// The kernel's minimum number of regions.
 const REGIONS_MIN: usize = 3;
 
 impl Drop for Kdamond {
@@ -392,7 +390,7 @@ impl Drop for Ownership {
     }
 }
 
-/// A kdamond ends by itself when its last target does, and then refuses to be stopped.
+/// Stops a kdamond. It ends by itself with its last target, and then refuses to be stopped.
 fn stop(dir: &Path) -> Result<(), DamonError> {
     let state = dir.join("state");
     let is_on = || read(&state).is_ok_and(|state| state == "on");
@@ -402,8 +400,8 @@ fn stop(dir: &Path) -> Result<(), DamonError> {
     }
 }
 
-/// Whether all kdamonds were left by a Demeter that was killed. They have settings that only we choose, or they were noted
-/// and are blank still: off and with nothing to watch.
+/// Whether all kdamonds were left by a killed instance: they have settings that only we choose, or they were noted and
+/// are still blank (off and without targets).
 fn are_left(root: &Path, dir: &Path, kdamonds: &str) -> bool {
     let is_noted = Change::Kdamonds.is_noted(root);
     let is_left = |index: u32| {
@@ -433,7 +431,7 @@ fn read(path: &Path) -> Result<String, DamonError> {
 fn write(path: &Path, value: &str) -> Result<(), DamonError> {
     let mut result = Ok(());
     for _ in 0..BUSY_RETRIES {
-        // Not fs::write: it would create the file where the kernel has none.
+        // Not fs::write, which would create a missing file.
         result = File::options()
             .write(true)
             .truncate(true)

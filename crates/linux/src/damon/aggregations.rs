@@ -1,8 +1,7 @@
-//! What a kdamond finds, through the tracepoint `damon:damon_aggregated`: one record per region
-//! and aggregation interval.
+//! Reads a kdamond's results through the tracepoint `damon:damon_aggregated`.
 //!
-//! The other way, listing regions through sysfs, makes the caller wait for two aggregation
-//! intervals, costs four file reads a region and does not say whose a region is.
+//! It has one record per region and aggregation interval. Listing regions through sysfs instead waits for two
+//! aggregation intervals, needs four file reads per region and does not name the process.
 
 use std::fs;
 use std::io;
@@ -23,36 +22,37 @@ const TRACEFS: [&str; 2] = ["sys/kernel/tracing", "sys/kernel/debug/tracing"];
 /// `PERF_TYPE_TRACEPOINT` (linux/perf_event.h).
 const TYPE_TRACEPOINT: u32 = 2;
 
-/// What a kdamond has reported.
+/// Results of a kdamond.
 #[derive(Debug, Default)]
 pub struct Reported {
-    /// In the order of their reports.
+    /// In the order of the reports.
     pub regions: Vec<Region>,
-    /// When the first of them was reported, nanoseconds of the monotonic clock.
+    /// Time of the first report, nanoseconds of the monotonic clock.
     pub first_ns: Option<u64>,
-    /// Records that found no room.
+    /// Records lost for lack of space in the ring.
     pub lost: u64,
     /// Malformed records.
     pub rejected: u64,
 }
 
-/// The tracepoint, kept on: while nobody listens, the kernel takes it out of its code, and patches that again for the
-/// next listener. That costs more than a short pass, and an interrupt to every CPU. On, it costs nothing as long as no
-/// kdamond works.
+/// The enabled tracepoint.
+///
+/// Without a listener the kernel patches a tracepoint out of its code, and patches it in again for the next one. This
+/// costs more than a short pass, and interrupts every CPU. An enabled tracepoint costs nothing while no kdamond runs.
 #[derive(Debug)]
 pub struct Tracepoint {
     root: PathBuf,
     id: u64,
     format: Format,
-    /// Listens to this process, which is no kdamond.
+    /// An event on this process, which is no kdamond.
     _on: OwnedFd,
 }
 
 impl Tracepoint {
-    /// Switches it on, which proves that we may listen.
+    /// Enables the tracepoint, which also tests our permission.
     ///
     /// # Errors
-    /// When the kernel has no such tracepoint, or the right to it is missing.
+    /// The kernel has no such tracepoint, or permission is missing.
     pub fn on(root: &Path) -> Result<Self, DamonError> {
         let (id, format) = tracepoint(root)?;
         Ok(Self {
@@ -63,11 +63,12 @@ impl Tracepoint {
         })
     }
 
-    /// Listens to a kdamond's thread, through a ring of so many bytes: a power of two of pages. [`Aggregations::wait`] ends
-    /// after so many regions; with none, once half of the ring is full.
+    /// Listens to a kdamond's thread through a ring of `ring_bytes`: a power of two of pages.
+    ///
+    /// [`Aggregations::wait`] returns after `wake_after` regions, or when half of the ring is full if that is zero.
     ///
     /// # Errors
-    /// When the thread has ended, or the ring cannot be had.
+    /// The thread has ended, or the ring cannot be created.
     pub fn listen(
         &self,
         kdamond: Pid,
@@ -84,7 +85,7 @@ impl Tracepoint {
 pub struct Aggregations {
     ring: Ring,
     format: Format,
-    /// Kept open for as long as it is to write.
+    /// Kept open, because the kernel writes while it is.
     event: OwnedFd,
 }
 
@@ -100,7 +101,7 @@ impl Aggregations {
         })
     }
 
-    /// Waits until as many regions were reported as somebody waits for, but no longer than this.
+    /// Waits until the expected number of regions was reported, at most for `patience`.
     pub fn wait(&self, patience: Duration) {
         let mut waited = libc::pollfd {
             fd: self.event.as_raw_fd(),
@@ -108,12 +109,11 @@ impl Aggregations {
             revents: 0,
         };
         let patience_ms = libc::c_int::try_from(patience.as_millis()).unwrap_or(libc::c_int::MAX);
-        // A signal ends it early, as regions do.
-        // SAFETY: one entry, which the kernel writes to.
+        // A signal may end the wait early, as reports do. SAFETY: one entry, which the kernel writes to.
         unsafe { libc::poll(&raw mut waited, 1, patience_ms) };
     }
 
-    /// What was reported since the last call; regions of `targets[i]` are under target number i.
+    /// Takes the reports since the last call. The target with number `i` is `targets[i]`.
     pub fn take(&self, targets: &[Pid]) -> Result<Reported, String> {
         let mut bytes = Vec::new();
         self.ring.take(&mut bytes)?;
@@ -140,7 +140,7 @@ impl Aggregations {
     }
 }
 
-/// An event of each record of the tracepoint in a thread.
+/// Opens an event for the tracepoint's records in a thread.
 fn event(root: &Path, id: u64, thread: Pid, wake_after: u32) -> Result<OwnedFd, DamonError> {
     let attr = Attr {
         kind: TYPE_TRACEPOINT,
@@ -175,7 +175,7 @@ fn to_error(what: &str, source: io::Error) -> DamonError {
     }
 }
 
-/// The tracepoint's number and the layout of its records.
+/// The tracepoint's number and record format.
 fn tracepoint(root: &Path) -> Result<(u64, Format), DamonError> {
     let unavailable = |why: String| DamonError::Unavailable {
         why,
@@ -199,7 +199,7 @@ fn tracepoint(root: &Path) -> Result<(u64, Format), DamonError> {
     Ok((id, format))
 }
 
-/// Where the fields lie in the tracepoint's record.
+/// Positions of the fields in the tracepoint's record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Format {
     target: Field,
@@ -216,7 +216,7 @@ struct Field {
 }
 
 impl Format {
-    /// Reads the tracepoint's `format` file; the error names the field that is not there.
+    /// Parses the tracepoint's `format` file; the error names a missing field.
     pub fn parse(text: &str) -> Result<Self, &'static str> {
         let field = |name: &'static str| Field::parse(text, name).ok_or(name);
         Ok(Self {
@@ -227,7 +227,7 @@ impl Format {
         })
     }
 
-    /// The region in a record, whose target number is an index of `targets`.
+    /// Decodes a record's region. Its target number is an index of `targets`.
     pub fn region(&self, record: &[u8], targets: &[Pid]) -> Option<Region> {
         let target = usize::try_from(self.target.value(record)?).ok()?;
         let start = GuestVirtAddr(self.start.value(record)?);
@@ -241,7 +241,7 @@ impl Format {
 }
 
 impl Field {
-    /// A line with four parts: `field:unsigned long start;`, `offset:24;`, `size:8;`, `signed:0;`.
+    /// Parses a line: `field:unsigned long start;`, `offset:24;`, `size:8;`, `signed:0;`.
     fn parse(text: &str, name: &str) -> Option<Self> {
         let line = text.lines().find(|line| {
             let declaration = line
@@ -273,7 +273,7 @@ impl Field {
     }
 }
 
-/// What tests need of the tracepoint.
+/// Test data for the tracepoint.
 #[cfg(any(test, feature = "testing"))]
 pub mod testing {
     /// A `format` file of the kernel.

@@ -1,6 +1,6 @@
-//! Notes in /run of changes that a killed Demeter has not undone.
+//! Notes in /run of changes to DAMON, for the clean-up after a kill.
 //!
-//! A file is there before the change is made, and goes after it was undone. /run is empty after a boot, and so is DAMON.
+//! A file is created before the change, and removed after it was reverted. A boot clears both /run and DAMON.
 
 use std::fs;
 use std::io;
@@ -9,15 +9,15 @@ use std::path::{Path, PathBuf};
 use super::DamonError;
 use super::admin::io_error;
 
-/// Where they lie: the folder of the agent's socket.
+/// Directory of the notes: that of the agent's socket.
 const DIR: &str = "run/demeter";
 
-/// Something that we change in DAMON and undo at the end.
+/// A change of DAMON that must be reverted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Change {
     /// Kdamonds are set up.
     Kdamonds,
-    /// DAMON_STAT was on, and is turned off.
+    /// DAMON_STAT was turned off.
     Statistic,
 }
 
@@ -29,15 +29,15 @@ impl Change {
         })
     }
 
-    /// Whether it was made, and not undone.
+    /// Whether the change was made and not reverted.
     pub(super) fn is_noted(self, root: &Path) -> bool {
         self.file(root).exists()
     }
 
-    /// Notes that it is made now.
+    /// Notes that the change is about to be made.
     ///
     /// # Errors
-    /// When the file cannot be written: nobody would undo the change after a kill.
+    /// The file cannot be written. After a kill the change would stay.
     pub(super) fn note(self, root: &Path) -> Result<(), DamonError> {
         let file = self.file(root);
         fs::create_dir_all(root.join(DIR))
@@ -45,10 +45,10 @@ impl Change {
             .map_err(|source| io_error("create", &file, source))
     }
 
-    /// Notes that it was undone.
+    /// Notes that the change was reverted.
     ///
     /// # Errors
-    /// When the file cannot be removed.
+    /// The file cannot be removed.
     pub(super) fn forget(self, root: &Path) -> Result<(), DamonError> {
         let file = self.file(root);
         match fs::remove_file(&file) {

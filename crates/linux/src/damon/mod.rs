@@ -1,4 +1,4 @@
-//! DAMON, the kernel's monitor of data accesses: kdamonds of our own, and what they find.
+//! DAMON, the kernel's access monitor: our own kdamonds and their results.
 
 mod admin;
 mod aggregations;
@@ -14,40 +14,40 @@ use demeter_policy::{Pid, VirtRange};
 #[cfg(any(test, feature = "testing"))]
 pub use aggregations::testing;
 
-/// A region of one aggregation.
+/// A region's report of one aggregation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Region {
-    /// The process.
+    /// Its process.
     pub pid: Pid,
     /// Its addresses.
     pub range: VirtRange,
-    /// Looks that found it accessed.
+    /// Number of looks that found it accessed.
     pub accesses: u32,
 }
 
-/// Why DAMON cannot be used.
+/// An error of DAMON.
 #[derive(Debug, thiserror::Error)]
 pub enum DamonError {
-    /// Another process of ours has it.
+    /// Another Demeter process uses it.
     #[error("another Demeter uses DAMON; stop it first")]
     Taken,
-    /// Somebody else has it.
+    /// Another user has it.
     #[error("DAMON is in use by {0}; {hint}", hint = .0.hint())]
     Held(Owner),
     /// This machine, kernel or permission does not offer it.
     #[error("{why}; {hint}")]
     Unavailable {
-        /// What is missing.
+        /// The missing part.
         why: String,
-        /// What the person can do.
+        /// The way to fix it.
         hint: String,
     },
     /// The kernel refused an operation.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried, on which file.
+        /// The operation and its file.
         what: String,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
 }

@@ -1,17 +1,17 @@
-//! Other users of DAMON.
+//! Finds other users of DAMON.
 //!
-//! The kernel's own users of DAMON run exclusively. While one runs, no kdamond of sysfs starts, and the other way round;
-//! both get EBUSY (`damon_start` in `mm/damon/core.c`). Each of them has a parameter `enabled`.
-//! DAMON_STAT only counts, and kernels from 6.17 on may start it at boot. All others were enabled by somebody.
+//! The kernel's own users of DAMON run exclusively. While one of them runs, no kdamond of sysfs starts, and vice versa:
+//! both get EBUSY (`damon_start` in `mm/damon/core.c`). Each of them has a parameter `enabled`. DAMON_STAT only counts,
+//! and kernels since 6.17 may start it at boot. A person has enabled the others.
 
 use std::fmt::{self, Display, Formatter};
 use std::fs;
 use std::path::Path;
 
-/// The parameter of DAMON_STAT.
+/// DAMON_STAT's parameter.
 pub(super) const STATISTIC: &str = "sys/module/damon_stat/parameters/enabled";
 
-/// Modules that somebody enables, with their names in the kernel's documentation.
+/// Other modules that use DAMON, with their names in the kernel's documentation.
 const MODULES: [(&str, &str); 5] = [
     ("damon_reclaim", "DAMON_RECLAIM"),
     ("damon_lru_sort", "DAMON_LRU_SORT"),
@@ -23,23 +23,23 @@ const MODULES: [(&str, &str); 5] = [
 /// A user of DAMON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Owner {
-    /// DAMON_STAT, the statistic that the kernel starts by itself.
+    /// DAMON_STAT, a statistic that the kernel starts by itself.
     Statistic,
-    /// A module that somebody has enabled.
+    /// A kernel module that was enabled.
     Module {
-        /// Below `/sys/module`.
+        /// Its directory in `/sys/module`.
         module: &'static str,
-        /// In the kernel's documentation.
+        /// Its name in the kernel's documentation.
         name: &'static str,
     },
-    /// Kdamonds that somebody has set up through sysfs.
+    /// Kdamonds that were set up through sysfs.
     Kdamonds,
-    /// The kernel says that somebody has it, and not who.
+    /// The kernel reports a user without its name.
     Unknown,
 }
 
 impl Owner {
-    /// The kernel's own user of DAMON that is enabled, if one is.
+    /// The enabled kernel module that uses DAMON, if any.
     pub fn in_kernel(root: &Path) -> Option<Self> {
         let module = MODULES.iter().find(|(module, _)| is_on(root, module));
         module
@@ -47,14 +47,16 @@ impl Owner {
             .or_else(|| is_on(root, "damon_stat").then_some(Self::Statistic))
     }
 
-    /// How to free DAMON.
+    /// The way to free DAMON.
     pub fn hint(&self) -> String {
         match self {
             Self::Statistic => format!("echo N > /{STATISTIC}"),
             Self::Module { module, .. } => {
                 format!("echo N > /sys/module/{module}/parameters/enabled")
             }
-            Self::Kdamonds => "stop who set them up, for example by damo stop".into(),
+            Self::Kdamonds => {
+                "stop the program that set them up, for example with damo stop".into()
+            }
             Self::Unknown => "disable the kernel module that uses DAMON".into(),
         }
     }
@@ -68,14 +70,14 @@ impl Display for Owner {
             }
             Self::Module { name, .. } => f.write_str(name),
             Self::Kdamonds => {
-                f.write_str("somebody else, by kdamonds in /sys/kernel/mm/damon/admin")
+                f.write_str("another program, with kdamonds in /sys/kernel/mm/damon/admin")
             }
             Self::Unknown => f.write_str("a kernel module"),
         }
     }
 }
 
-/// Whether a module is enabled, and its kdamond runs as far as it tells. One whose parameters cannot be read is not.
+/// Whether a module is enabled and its kdamond runs, if it reports that. Unreadable parameters mean no.
 fn is_on(root: &Path, module: &str) -> bool {
     let parameter = |name: &str| {
         let file = root.join(format!("sys/module/{module}/parameters/{name}"));

@@ -1,4 +1,4 @@
-//! Owners of DAMON, and leftovers in it, on a simulated sysfs.
+//! Tests of DAMON's users and of leftovers, on a simulated sysfs.
 
 use std::fs;
 use std::path::Path;
@@ -10,10 +10,10 @@ const ADMIN: &str = "sys/kernel/mm/damon/admin/kdamonds";
 const STAT: &str = "sys/module/damon_stat/parameters/enabled";
 const RECLAIM: &str = "sys/module/damon_reclaim/parameters";
 
-/// A machine's files of DAMON. They do not change by themselves.
+/// Static copies of DAMON's files.
 struct Machine(tempfile::TempDir);
 
-/// DAMON seen from outside: kdamonds, the state of the first, and DAMON_STAT.
+/// DAMON's visible state: number of kdamonds, state of the first, DAMON_STAT.
 type Seen = (String, String, Option<String>);
 
 impl Machine {
@@ -69,8 +69,8 @@ impl Machine {
         Kdamond::claim(self.root(), 1, statistic)
     }
 
-    /// Ends a Demeter as a kill does: it runs no destructors and loses its locks. Forgetting ours would keep the lock, so
-    /// that a file with the same text takes the locked one's place.
+    /// Simulates a kill. A killed process runs no destructors and loses its locks, while forgotten values here keep
+    /// them; so the locked file is replaced by a copy.
     fn kill(&self, demeter: Vec<Kdamond>) {
         std::mem::forget(demeter);
         let count = self.root().join(ADMIN).join("nr_kdamonds");
@@ -79,7 +79,7 @@ impl Machine {
         fs::write(count, text).unwrap();
     }
 
-    /// Nothing of ours is in /run.
+    /// Whether /run has notes.
     fn has_notes(&self) -> bool {
         let notes = fs::read_dir(self.root().join("run/demeter"));
         notes.is_ok_and(|notes| notes.count() > 0)
@@ -149,7 +149,7 @@ fn what_somebody_uses_is_never_taken() {
         ("DAMON_RECLAIM", &[(&reclaim, "Y\n")]),
     ];
     for (name, files) in cases {
-        // A note of ours does not make it ours. Neither does a statistic that we could turn off.
+        // Neither a note of ours nor a DAMON_STAT that we could turn off makes these kdamonds ours.
         for noted in [false, name != "blank, but nobody noted it"] {
             let machine = Machine::with(files);
             if noted {
@@ -159,7 +159,7 @@ fn what_somebody_uses_is_never_taken() {
             let error = machine.claim(Statistic::TurnOff).unwrap_err();
             assert!(matches!(error, DamonError::Held(_)), "{name}: {error}");
             assert_eq!(machine.seen(), before, "{name}");
-            // DAMON_RECLAIM is no business of a clean-up.
+            // A clean-up does not touch DAMON_RECLAIM.
             let _ = clean_up(machine.root());
             assert_eq!(machine.seen(), before, "{name}");
         }
@@ -176,12 +176,12 @@ fn a_module_is_named_with_the_command_that_frees_damon() {
             && said.contains("echo N > /sys/module/damon_reclaim/parameters/enabled"),
         "{said}"
     );
-    // Enabled, but its start has failed: older kernels say Y still.
+    // Enabled, but it failed to start: older kernels still say Y.
     machine.write(&format!("{RECLAIM}/kdamond_pid"), "-1\n");
     assert!(machine.claim(Statistic::TurnOff).is_ok());
 }
 
-/// Each instant at which a kill leaves something else behind.
+/// A kill at each instant leaves another state.
 #[test]
 fn a_kill_at_any_instant_is_undone_by_the_next_start_and_by_a_clean_up() {
     type Instant = fn(&Machine);
@@ -245,7 +245,7 @@ fn a_kill_at_any_instant_is_undone_by_the_next_start_and_by_a_clean_up() {
         assert_eq!(machine.seen(), seen("0", "off", Some("Y")), "{name}");
         assert!(!machine.has_notes(), "{name}");
 
-        // An agent that may not take it any more gives it back.
+        // An agent that may no longer turn it off turns it on again.
         let machine = left();
         let error = machine.claim(Statistic::Leave).unwrap_err();
         assert!(
@@ -271,13 +271,13 @@ fn without_a_way_to_remember_it_the_statistic_stays_on() {
     let error = machine.claim(Statistic::TurnOff).unwrap_err().to_string();
     assert!(error.contains("damon-stat-off"), "{error}");
     assert_eq!(machine.seen(), seen("0", "off", Some("Y")));
-    // Kdamonds of ours are recognised without.
+    // Our kdamonds are recognized without DAMON_STAT.
     machine.write(STAT, "N\n");
     drop(machine.claim(Statistic::TurnOff).unwrap());
     assert_eq!(machine.seen(), seen("0", "off", Some("N")));
 }
 
-/// A process with many regions before may have few now, while another has many.
+/// A process that had many regions may have few now, while another has many.
 #[test]
 fn fillers_are_bounded_whichever_process_had_the_regions() {
     let machine = Machine::new();
@@ -308,7 +308,7 @@ fn fillers_are_bounded_whichever_process_had_the_regions() {
         let reported = kdamond.set_regions(&regions).unwrap();
         assert!((102..=2 * 102 + 16).contains(&reported), "{reported}");
     }
-    // Two more processes with few regions each do not keep what those had. The kernel wants three in all.
+    // Two more processes with few regions do not inherit the regions of those before. The kernel needs three in all.
     let few: Vec<_> = (9..11)
         .map(|pid| {
             (
@@ -359,7 +359,7 @@ fn files_of_regions_are_kept_and_what_is_left_of_them_watches_nothing() {
     };
     assert_eq!(watch(7, 10..14), 4);
     assert_eq!(ranges().iter().filter(|range| is_filler(range)).count(), 0);
-    // The kernel would remove the files of the others.
+    // The kernel would remove the other regions' files.
     machine.write(&format!("{regions}/nr_regions"), "untouched");
     assert_eq!(watch(8, 20..22), 4);
     let pid = machine.text(&format!("{context}/targets/0/pid_target"));
@@ -367,7 +367,7 @@ fn files_of_regions_are_kept_and_what_is_left_of_them_watches_nothing() {
     let there = ranges();
     assert_eq!(there[1].end(), Block(22).start());
     assert!(is_filler(&there[2]) && is_filler(&there[3]));
-    // In order and apart from each other.
+    // Sorted and not adjacent.
     assert!(
         there[1..]
             .windows(2)
@@ -379,7 +379,7 @@ fn files_of_regions_are_kept_and_what_is_left_of_them_watches_nothing() {
     assert_eq!(count.as_deref(), Some("untouched"));
 }
 
-/// Kernels split regions that are larger than all memory divided by the least number of regions, and merge those that are not.
+/// Kernels split regions larger than all memory divided by the minimum number of regions, and merge smaller ones.
 #[test]
 fn no_kernel_has_a_reason_to_split_or_merge() {
     let machine = Machine::new();

@@ -15,8 +15,8 @@ struct World {
     mover: Mover,
 }
 
-/// Two processes, one of huge and one of base pages, each with `blocks` blocks in slow memory;
-/// `free` blocks of free fast memory.
+/// Two processes, one of huge and one of base pages, each with `blocks` blocks in slow memory; `free` blocks of free
+/// fast memory.
 fn world(blocks: u64, free: u64, collapse: bool) -> World {
     let mut pages = SimulatedPages::new(free * BLOCK_SIZE, 1 << 40);
     for (pid, huge) in [(HUGE, true), (SMALL, false)] {

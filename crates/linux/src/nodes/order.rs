@@ -1,15 +1,15 @@
-//! Which nodes are faster than others.
+//! Orders nodes into tiers by speed.
 //!
 //! # Approach
-//! Nodes with memory are one tier at first. Then each kind of evidence divides the tiers further. The best comes first: the
-//! kernel's memory tiers, latencies in ACPI HMAT, distances from the nearest CPUs, CPUs of their own, measured
-//! latencies. Evidence that is missing for a node of a tier leaves that tier whole. Figures
-//! that are nearly alike ([`ALIKE`]) make one tier, so that two sockets' memory stays together.
+//! At first all nodes with memory are one tier. Then each kind of evidence divides the tiers further. Best first, the
+//! kinds are the kernel's memory tiers, latencies in ACPI HMAT, distances from the nearest CPUs, nodes without CPUs,
+//! and measured latencies. A kind that is missing for any node of a tier does not divide this tier. Figures that are
+//! nearly equal ([`ALIKE`]) make one tier, so that the memory of two sockets stays together.
 //!
 //! # Properties
 //! - Tiers are ordered by their evidence, and nodes within a tier by number.
-//! - There are at most [`TIERS_MAX`] tiers: the slowest are put together.
-//! - The same evidence gives the same tiers, in whatever order nodes are listed.
+//! - There are at most [`TIERS_MAX`] tiers: the slowest are merged.
+//! - The order in which nodes are listed does not change the tiers.
 
 use std::cmp::Reverse;
 
@@ -17,46 +17,46 @@ use demeter_policy::{Level, NodeId};
 
 use super::{Node, NodesError, Pair, TIERS_MAX, Tiers, Topology};
 
-/// Figures that differ by less than a fifth count as alike.
+/// Figures that differ by less than a fifth count as equal.
 const ALIKE: f64 = 1.2;
 
 /// Distance of a node from itself (SLIT).
 const OWN_DISTANCE: u32 = 10;
 
-/// Tiers of nodes, and how they were found.
+/// The tiers, and how they were determined.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TierOrder {
     /// The nodes by tier.
     pub tiers: Tiers,
-    /// The two nodes that stand for all where only two are managed.
+    /// The two representative nodes where only two are managed.
     pub pair: Pair,
     /// The evidence that separates each tier from the next one.
     pub decided_by: Vec<DecidedBy>,
-    /// Nodes that are in no tier, and why.
+    /// Nodes in no tier, with the reason.
     pub left_alone: Vec<(NodeId, LeftAlone)>,
     /// Evidence that contradicts the order.
     pub contradictions: Vec<Contradiction>,
 }
 
-/// Evidence that separates a faster tier from a slower one, best first.
+/// A kind of evidence that separates two tiers, best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, strum::Display)]
 pub enum DecidedBy {
-    /// A person named them.
+    /// The configuration.
     #[strum(to_string = "by the configuration")]
     Hand,
-    /// The kernel put them in different memory tiers.
+    /// The kernel's memory tiers.
     #[strum(to_string = "by the kernel's memory tiers")]
     MemoryTier,
-    /// Their latencies in ACPI HMAT differ.
+    /// Latencies in ACPI HMAT.
     #[strum(to_string = "by their latency in ACPI HMAT")]
     Latency,
-    /// Their distances from the nearest CPUs differ.
+    /// Distances from the nearest CPUs.
     #[strum(to_string = "by their distance from the nearest CPUs")]
     Distance,
-    /// One has CPUs, the other none.
+    /// One node has CPUs, the other none.
     #[strum(to_string = "because the slow one has no CPUs")]
     CpulessNode,
-    /// Loads from them were timed.
+    /// Measured latencies.
     #[strum(to_string = "by their measured latency")]
     Measured,
 }
@@ -64,15 +64,15 @@ pub enum DecidedBy {
 /// Why a node is in no tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display)]
 pub enum LeftAlone {
-    /// It has CPUs alone.
+    /// It has no memory.
     #[strum(to_string = "it has no memory")]
     NoMemory,
-    /// A person named others.
+    /// The configuration names other nodes.
     #[strum(to_string = "the key tiers does not name it")]
     NotNamed,
 }
 
-/// A node of a faster tier that is slower than one of a slower tier.
+/// A node of a faster tier that is slower than a node of a slower tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "node {fast} is in a faster tier than node {slow}, but slower {by}: {fast_figure} against {slow_figure}; \
@@ -85,9 +85,9 @@ pub struct Contradiction {
     pub slow: NodeId,
     /// The evidence.
     pub by: DecidedBy,
-    /// The figure of the first.
+    /// The faster tier's figure.
     pub fast_figure: u32,
-    /// The figure of the second.
+    /// The slower tier's figure.
     pub slow_figure: u32,
 }
 
@@ -101,10 +101,10 @@ const EVIDENCE: [DecidedBy; 5] = [
 ];
 
 impl Topology {
-    /// The tiers that the evidence shows.
+    /// Orders the nodes by evidence.
     ///
     /// # Errors
-    /// When fewer than two nodes have memory, or none is slower than the others.
+    /// Fewer than two nodes have memory, or none is slower than the others.
     pub fn order(&self) -> Result<TierOrder, NodesError> {
         let nodes: Vec<&Node> = self.with_memory().collect();
         if nodes.len() < 2 {
@@ -136,10 +136,10 @@ impl Topology {
         Ok(self.told(tiers, decided_by, LeftAlone::NoMemory))
     }
 
-    /// The tiers that a person has named.
+    /// Orders the nodes as configured.
     ///
     /// # Errors
-    /// When a node is not there or has no memory.
+    /// A node does not exist or has no memory.
     pub fn order_by_hand(&self, tiers: &Tiers) -> Result<TierOrder, NodesError> {
         for id in tiers.nodes() {
             match self.nodes.iter().find(|node| node.id == id) {
@@ -194,7 +194,7 @@ impl Topology {
         parts
     }
 
-    /// The figure of a node by a kind of evidence: more is slower.
+    /// A node's figure by a kind of evidence; larger is slower.
     fn figure(&self, node: &Node, by: DecidedBy) -> Option<u32> {
         match by {
             DecidedBy::Hand => None,
@@ -206,7 +206,7 @@ impl Topology {
         }
     }
 
-    /// How far a node is from the CPUs that are nearest to it: its own, where it has some.
+    /// Distance of a node from its nearest CPUs; from its own if it has some.
     fn distance_from_cpus(&self, node: &Node) -> Option<u32> {
         if node.has_cpus {
             return Some(OWN_DISTANCE);
@@ -217,14 +217,14 @@ impl Topology {
             .min()
     }
 
-    /// The relative distance (SLIT) from one node to another.
+    /// Distance (SLIT) between two nodes.
     pub fn distance(&self, from: NodeId, to: NodeId) -> Option<u32> {
         let from = self.nodes.iter().find(|node| node.id == from)?;
         let at = self.nodes.iter().position(|node| node.id == to)?;
         from.distances.get(at).copied()
     }
 
-    /// Nodes whose latencies contradict the order of the tiers.
+    /// Pairs of nodes whose latencies contradict the tiers.
     fn contradictions(&self, tiers: &Tiers) -> Vec<Contradiction> {
         let mut found = vec![];
         for by in [DecidedBy::Latency, DecidedBy::Measured] {
@@ -255,7 +255,7 @@ impl Topology {
     }
 }
 
-/// Whether a figure is larger than another one, and not merely alike.
+/// Whether one figure is larger than another by more than noise.
 fn is_slower(figure: u32, than: u32, by: DecidedBy) -> bool {
     match by {
         DecidedBy::MemoryTier | DecidedBy::CpulessNode | DecidedBy::Hand => figure > than,

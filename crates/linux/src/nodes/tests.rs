@@ -84,7 +84,7 @@ fn a_cpuless_node_is_slow_where_nothing_else_is_known() {
     assert_eq!(found.decided_by, [DecidedBy::CpulessNode]);
 }
 
-/// A machine of nodes with memory whose distances are given by row.
+/// A machine of nodes with memory, and its rows of distances.
 fn topology(nodes: &[(&str, Option<u32>)], distances: &[&[u32]]) -> Topology {
     let node = |(id, &(cpus, tier)): (usize, &(&str, Option<u32>))| Node {
         id: NodeId(id as u32),
@@ -307,7 +307,7 @@ fn lists_are_parsed_within_bounds() {
     assert!(parse_list("0-4294967295,0-4294967295").len() <= 1024);
 }
 
-/// A node's CPUs, memory tier, latencies and distances, some of them unknown.
+/// A node's CPUs, memory tier, latencies and distances, some of which are unknown.
 fn any_node() -> impl Strategy<Value = (bool, Option<u32>, Option<u32>, Option<u32>, Vec<u32>)> {
     (
         any::<bool>(),

@@ -7,21 +7,21 @@ use std::str::FromStr;
 use demeter_policy::{LEVELS, Level, NodeId};
 use serde::{Deserialize, Serialize};
 
-/// Most tiers of a machine.
+/// Maximum number of tiers.
 pub const TIERS_MAX: usize = LEVELS;
 
-/// Most nodes of a machine.
+/// Maximum number of nodes.
 pub const NODES_MAX: usize = 64;
 
 /// The nodes of each tier, the fastest tier first.
 ///
-/// There are two to [`TIERS_MAX`] tiers, each has a node, and no node is in two of them. As text tiers are divided by
-/// slashes and their nodes by commas: `0,1/2,3`.
+/// There are two to [`TIERS_MAX`] tiers, each with at least one node, and each node is in one tier. In text, slashes
+/// separate tiers and commas separate nodes: `0,1/2,3`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Tiers(Vec<Vec<NodeId>>);
 
-/// One fast node and one slow node, where two are managed.
+/// The fast and the slow node where two are managed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pair {
     /// The first node of the fastest tier.
@@ -36,19 +36,19 @@ impl From<Pair> for Tiers {
     }
 }
 
-/// Why nodes make no tiers.
+/// An error in a list of tiers.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TiersError {
-    /// Not a list of node numbers.
+    /// The text is no list of node numbers.
     #[error("`{0}` is not a node's number; give nodes by tier, the fastest first, such as 0,1/2,3")]
     NotANode(String),
-    /// Fewer tiers than two, or more than there may be.
+    /// There are too few or too many tiers.
     #[error("{0} tier(s) are named; give two to {TIERS_MAX}, the fastest first, such as 0,1/2,3")]
     Count(usize),
-    /// More nodes than there may be.
+    /// There are too many nodes.
     #[error("{0} nodes are more than {NODES_MAX}")]
     TooMany(usize),
-    /// The same node again.
+    /// A node is listed twice.
     #[error("node {0} is named twice; give each node one tier")]
     Twice(NodeId),
 }
@@ -57,7 +57,7 @@ impl Tiers {
     /// Tiers of these nodes, the fastest first.
     ///
     /// # Errors
-    /// When there are too few or too many, or a node is in two of them.
+    /// There are too few or too many, or a node is in two of them.
     pub fn new(tiers: Vec<Vec<NodeId>>) -> Result<Self, TiersError> {
         let nodes: usize = tiers.iter().map(Vec::len).sum();
         if !(2..=TIERS_MAX).contains(&tiers.len()) || tiers.iter().any(Vec::is_empty) {
@@ -75,7 +75,7 @@ impl Tiers {
         }
     }
 
-    /// How many tiers there are.
+    /// Number of tiers.
     pub fn count(&self) -> usize {
         self.0.len()
     }
@@ -100,7 +100,7 @@ impl Tiers {
         self.0.iter().flatten().copied()
     }
 
-    /// The tier that a node is in.
+    /// A node's tier.
     pub fn of(&self, node: NodeId) -> Option<Level> {
         let mut tiers = Level::ALL.into_iter().zip(&self.0);
         tiers
@@ -108,7 +108,7 @@ impl Tiers {
             .map(|(level, _)| level)
     }
 
-    /// The nodes of a tier; none where there is no such tier.
+    /// The nodes of a tier; empty if there is no such tier.
     pub fn at(&self, level: Level) -> &[NodeId] {
         self.0.get(level.index()).map_or(&[], Vec::as_slice)
     }

@@ -1,32 +1,32 @@
-//! The kernel's memory zones, as /proc/zoneinfo lists them.
+//! The kernel's memory zones, from /proc/zoneinfo.
 
 use demeter_policy::NodeId;
 
-/// One zone of a node; everything in pages.
+/// A zone of a node; all sizes in pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Zone {
     /// Free pages.
     pub free: u64,
-    /// Free pages that CPUs hold in their own lists.
+    /// Free pages on per-CPU lists.
     pub held_by_cpus: u64,
-    /// The low watermark: below it kswapd is woken, and allocations are served elsewhere.
+    /// The low watermark: below it kswapd is woken, and allocations use other zones.
     pub low: u64,
-    /// The high watermark, up to which kswapd reclaims.
+    /// The high watermark: kswapd reclaims up to it.
     pub high: u64,
-    /// The first page that it spans.
+    /// Its first page frame.
     pub first: u64,
-    /// Pages that it spans, with holes.
+    /// Its pages including holes.
     pub spanned: u64,
-    /// Pages of it that exist and are online.
+    /// Its pages that exist and are online.
     pub present: u64,
     /// Pages that the page allocator manages.
     pub managed: u64,
-    /// The most that it keeps back for other kinds of allocation (`protection`).
+    /// Its largest reserve for other kinds of allocation (`protection`).
     pub reserve: u64,
 }
 
 impl Zone {
-    /// The zones of a node, in the order of the file's text; what is no number counts as 0.
+    /// Parses the zones of a node, in the text's order. Invalid numbers count as 0.
     pub fn of_node(zoneinfo: &str, node: NodeId) -> Vec<Self> {
         let header = format!("Node {node}, zone ");
         let mut zones = Vec::new();

@@ -1,11 +1,11 @@
-//! What holds for every implementation of [`Pages`], the kernel and the simulated one alike.
+//! Conformance suite of all implementations of [`Pages`].
 
 use demeter_policy::{BLOCK_SIZE, Block, GuestVirtAddr, NodeId, PAGE_SIZE, Pid};
 
 use super::simulated::SimulatedPages;
 use super::{LivePages, PageState, Pages, PagesError};
 
-/// A process with `present` in memory on node 0 and `absent` not mapped.
+/// A process with `present` on node 0 and `absent` not mapped.
 struct Case<P> {
     pages: P,
     pid: Pid,
@@ -47,7 +47,7 @@ fn conforms(mut case: Case<impl Pages>) {
         .unwrap();
     assert_eq!(out, []);
 
-    // Whatever becomes of the block, its pages stay where they are.
+    // Whether the block is collapsed or not, its pages stay where they are.
     case.pages
         .collapse(case.pid, &[Block::of(case.present[0])])
         .unwrap();

@@ -1,4 +1,4 @@
-//! The kernel, through move_pages(2) and process_madvise(2).
+//! The kernel's page placement, through move_pages(2) and process_madvise(2).
 
 use std::ffi::{c_int, c_long, c_ulong, c_void};
 use std::io;
@@ -11,16 +11,16 @@ use super::{Errno, PAGES_PER_CALL_MAX, PageState, Pages, PagesError};
 
 /// Move pages that only this process maps (linux/mempolicy.h).
 const MPOL_MF_MOVE: c_int = 1 << 1;
-/// Move pages that others map as well; needs CAP_SYS_NICE.
+/// Move pages that other processes map, too; needs CAP_SYS_NICE.
 const MPOL_MF_MOVE_ALL: c_int = 1 << 2;
 
-/// Make a huge page of the range, now (asm-generic/mman-common.h; Linux 6.1).
+/// Collapse the range to a huge page now (asm-generic/mman-common.h; Linux 6.1).
 const MADV_COLLAPSE: c_int = 25;
 
-/// What `status` holds where the kernel did not say anything: not a node, not an errno.
+/// Initial value of `status`: neither a node nor an errno.
 const UNSAID: c_int = c_int::MIN;
 
-/// The kernel's own placement of pages.
+/// The page placement of this machine's kernel.
 #[derive(Debug)]
 pub struct LivePages {
     flags: c_int,
@@ -29,8 +29,7 @@ pub struct LivePages {
     status: Vec<c_int>,
 }
 
-// SAFETY: the pointers are addresses in other processes, never followed here; they are written
-// anew for each call.
+// SAFETY: the pointers are addresses in other processes and never dereferenced here. They are rewritten for each call.
 unsafe impl Send for LivePages {}
 
 impl Default for LivePages {
@@ -45,7 +44,7 @@ impl Default for LivePages {
 }
 
 impl LivePages {
-    /// One call of move_pages(2), at most [`PAGES_PER_CALL_MAX`] pages; a question without `to`.
+    /// Calls move_pages(2) once, for at most [`PAGES_PER_CALL_MAX`] pages; without `to` it only looks up.
     fn call(
         &mut self,
         pid: Pid,
@@ -71,8 +70,8 @@ impl LivePages {
         } else {
             ptr::null()
         };
-        // SAFETY: the three arrays hold `pages.len()` elements each (or `nodes` is null, which
-        // asks only) and outlive the call; the kernel writes `status` and nothing else of ours.
+        // SAFETY: the three arrays have `pages.len()` elements each (or `nodes` is null, which only looks up) and
+        // outlive the call; of our memory the kernel writes only `status`.
         let result: c_long = unsafe {
             libc::syscall(
                 libc::SYS_move_pages,
@@ -87,14 +86,13 @@ impl LivePages {
         if result < 0 {
             let source = io::Error::last_os_error();
             return Err(match (source.raw_os_error(), to) {
-                // A process that has ended and is not waited for has no memory: EINVAL.
+                // A zombie process has no memory: EINVAL.
                 (Some(libc::ESRCH | libc::EINVAL), _) => PagesError::Gone(pid),
                 (Some(libc::EPERM), _) if is_open_to_us() => PagesError::Denied(pid),
                 (Some(libc::EPERM | libc::ENOSYS), _) => PagesError::Refused { call: CALL, source },
                 (Some(libc::EACCES), Some(node)) => PagesError::NodeExcluded { pid, node },
                 (Some(libc::ENODEV), Some(node)) => PagesError::NodeGone(node),
-                // A move that stops in the middle: pages before it may have moved, and no status
-                // says which.
+                // The move was aborted: earlier pages may have moved, and no status tells which.
                 (Some(errno @ (libc::ENOMEM | libc::EAGAIN | libc::EBUSY)), Some(_)) => {
                     out.extend(pages.iter().map(|_| PageState::Failed(Errno(errno))));
                     return Ok(());
@@ -107,12 +105,12 @@ impl LivePages {
     }
 }
 
-/// The system call that everything here but collapsing goes through.
+/// The system call of all operations here except collapsing.
 const CALL: &str = "move_pages";
 
-/// Whether the call is there for us at all: asks for no page of our own process.
+/// Whether the call is permitted: it asks for no page of our own process.
 fn is_open_to_us() -> bool {
-    // SAFETY: with no pages the kernel reads and writes none of the arrays.
+    // SAFETY: with no pages the kernel accesses none of the arrays.
     let result = unsafe {
         libc::syscall(
             libc::SYS_move_pages,
@@ -127,17 +125,17 @@ fn is_open_to_us() -> bool {
     result == 0
 }
 
-/// Whether KSM has merged pages of a process with pages of others. They stay where they are: a move would be one for all
-/// of these. The kernel says so of a process only (Linux 5.19), so that nothing else moves that others map.
+/// Whether KSM has merged pages of a process with other processes' pages. Such pages must stay, because a move would
+/// affect all of these processes. The kernel reports it per process (Linux 5.19), so no shared page of it moves.
 fn has_merged_pages(pid: Pid) -> bool {
     let count = std::fs::read_to_string(format!("/proc/{pid}/ksm_merging_pages"));
     count.is_ok_and(|count| count.trim() != "0")
 }
 
-/// What one element of `status` means.
+/// Decodes one element of `status`.
 fn state(status: c_int) -> PageState {
     match status {
-        // A call that moves some pages only leaves the rest unsaid: they were busy.
+        // A call that moves only some pages leaves the status of busy ones unset.
         UNSAID => PageState::Failed(Errno(libc::EBUSY)),
         node if node >= 0 => PageState::On(NodeId(node as u32)),
         // ENOENT: not present. EFAULT: not mapped, or the zero page.
@@ -176,7 +174,7 @@ impl Pages for LivePages {
         if !matches!(result, Err(PagesError::Denied(_))) || self.flags == MPOL_MF_MOVE {
             return result;
         }
-        // Either the process is not ours to touch, or, without CAP_SYS_NICE, pages that others map as well are not.
+        // Either this process may not be changed, or, without CAP_SYS_NICE, its shared pages may not.
         self.flags = MPOL_MF_MOVE;
         let result = self.call(pid, pages, Some(to), out);
         match result {
@@ -197,19 +195,19 @@ impl Pages for LivePages {
         if fd < 0 {
             return match io::Error::last_os_error().raw_os_error() {
                 Some(libc::ESRCH) => Err(PagesError::Gone(pid)),
-                // Small pages move as well.
+                // Collapsing is optional: small pages can be moved, too.
                 _ => Ok(()),
             };
         }
-        // SAFETY: the descriptor is new, valid and nobody else's.
+        // SAFETY: the descriptor is new and valid, and nothing else owns it.
         let process = unsafe { OwnedFd::from_raw_fd(fd as c_int) };
         for block in blocks {
             let range = libc::iovec {
                 iov_base: block.start().0 as *mut c_void,
                 iov_len: BLOCK_SIZE as usize,
             };
-            // SAFETY: one iovec that outlives the call. Its address is one of the other process;
-            // collapsing changes which frames back it, not what it holds.
+            // SAFETY: one iovec that outlives the call. Its address is in the other process; collapsing changes the
+            // frames of a range, not its contents.
             let advised = unsafe {
                 libc::syscall(
                     libc::SYS_process_madvise,

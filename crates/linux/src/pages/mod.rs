@@ -1,7 +1,6 @@
-//! The seam to the kernel's page placement: where pages are, moving them, and making them huge.
+//! The interface to the kernel's page placement: looks up, moves and collapses pages.
 //!
-//! [`LivePages`] is the kernel; tests stand a simulated one in its place. One conformance suite
-//! runs over both.
+//! [`LivePages`] is the kernel, and tests use a simulated one. One conformance suite runs over both.
 
 mod live;
 #[cfg(any(test, feature = "testing"))]
@@ -14,17 +13,17 @@ use demeter_policy::{Block, GuestVirtAddr, NodeId, Pid};
 
 pub use live::LivePages;
 
-/// The most pages in one call: bounds the kernel's work and our buffers.
+/// Maximum number of pages in a call, which bounds the kernel's work and our buffers.
 pub const PAGES_PER_CALL_MAX: usize = 8192;
 
-/// What the kernel says of one page.
+/// The kernel's answer for one page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PageState {
     /// It lies on this node.
     On(NodeId),
-    /// Nothing is mapped there, or it is not in memory.
+    /// It is not mapped or not resident.
     Absent,
-    /// It was not looked at or not moved, for this reason.
+    /// It was not looked up or not moved, for this reason.
     Failed(Errno),
 }
 
@@ -33,7 +32,7 @@ pub enum PageState {
 pub struct Errno(pub i32);
 
 impl Errno {
-    /// Its name, `EBUSY` for example; `errno N` for those that moving pages never yields.
+    /// Its name, such as `EBUSY`; `errno N` for numbers that moving pages never returns.
     pub fn name(self) -> String {
         match self.0 {
             libc::EACCES => "EACCES".into(),
@@ -52,7 +51,7 @@ impl Errno {
         }
     }
 
-    /// Why single pages do not move for this reason, and what helps.
+    /// Why single pages do not move for this reason, and how to fix it.
     pub fn cause(self) -> &'static str {
         match self.0 {
             libc::EACCES => {
@@ -68,12 +67,12 @@ impl Errno {
     }
 }
 
-/// Where the pages of a process are, and moving them to a node.
+/// Looks up and moves the pages of a process.
 ///
-/// The first two calls append one [`PageState`] per address, in order, and take at most
+/// [`Self::locate`] and [`Self::migrate`] append one [`PageState`] per address, in order, and take at most
 /// [`PAGES_PER_CALL_MAX`] addresses.
 pub trait Pages: Send {
-    /// Asks where pages are.
+    /// Looks up the nodes of pages.
     fn locate(
         &mut self,
         pid: Pid,
@@ -81,9 +80,9 @@ pub trait Pages: Send {
         out: &mut Vec<PageState>,
     ) -> Result<(), PagesError>;
 
-    /// Moves pages to a node, each whole: a huge page is moved by the address of any part of it.
-    /// A state other than `On(to)` may mean that the page did move all the same: whoever needs
-    /// to know asks [`Self::locate`].
+    /// Moves pages to a node; the address of any part of a huge page moves it as a whole.
+    ///
+    /// A page with a state other than `On(to)` may still have moved; [`Self::locate`] tells.
     fn migrate(
         &mut self,
         pid: Pid,
@@ -92,22 +91,23 @@ pub trait Pages: Send {
         out: &mut Vec<PageState>,
     ) -> Result<(), PagesError>;
 
-    /// Makes a huge page of each block's small ones, on the node where most of them lie, as far
-    /// as the kernel can; blocks that are huge pages already stay as they are. Says nothing of
-    /// the outcome: small pages are as good for whoever moves them next, only slower.
+    /// Collapses each block to a huge page, on the node of most of its pages, if the kernel can.
+    ///
+    /// Blocks that are huge pages already stay as they are. The outcome is not reported, because small pages can be
+    /// moved as well, only slower.
     fn collapse(&mut self, pid: Pid, blocks: &[Block]) -> Result<(), PagesError>;
 }
 
-/// Why a whole call failed.
+/// An error of a whole call.
 #[derive(Debug, thiserror::Error)]
 pub enum PagesError {
     /// The process has ended.
     #[error("process {0} has gone")]
     Gone(Pid),
-    /// The process belongs to somebody else (EPERM).
+    /// The process may not be changed (EPERM).
     #[error("EPERM; run as root, or grant CAP_SYS_NICE and CAP_SYS_PTRACE")]
     Denied(Pid),
-    /// The process's cpuset has no such node (EACCES).
+    /// The process's cpuset excludes the node (EACCES).
     #[error("EACCES: its cpuset.mems excludes node {node}; add the node to move its memory")]
     NodeExcluded {
         /// The process.
@@ -118,7 +118,7 @@ pub enum PagesError {
     /// The node has no memory any more (ENODEV).
     #[error("ENODEV: node {0} has no memory that is online")]
     NodeGone(NodeId),
-    /// The call is refused even for memory of one's own.
+    /// The call is refused even for our own memory.
     #[error(
         "{call} is refused ({source}); allow the system call in the seccomp profile, or use a kernel with NUMA"
     )]
@@ -128,18 +128,18 @@ pub enum PagesError {
         /// The system's error.
         source: std::io::Error,
     },
-    /// Anything else that the kernel said.
+    /// Any other error.
     #[error("{call}: {source}")]
     Io {
         /// The system call.
         call: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
 }
 
 impl PagesError {
-    /// The kernel's number for it.
+    /// The kernel's error number.
     pub fn errno(&self) -> Errno {
         Errno(match self {
             Self::Gone(_) => libc::ESRCH,

@@ -1,4 +1,4 @@
-//! A simulated kernel for tests: nodes with capacity, base and huge pages, pages that stick.
+//! A simulated kernel for tests: nodes of limited size, base and huge pages, unmovable pages.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -13,28 +13,28 @@ use super::{Errno, PageState, Pages, PagesError};
 pub struct SimulatedPages {
     /// Free bytes of each node.
     pub free: BTreeMap<NodeId, u64>,
-    /// Pages by process and first address: node and size.
+    /// Node and size of each page, by process and first address.
     pages: BTreeMap<(Pid, u64), (NodeId, u64)>,
-    /// Pages that will not move.
+    /// Unmovable pages.
     pub stuck: BTreeSet<(Pid, u64)>,
     /// Nodes that a process's cpuset excludes.
     pub excluded: BTreeSet<(Pid, NodeId)>,
-    /// Processes that are not ours to touch.
+    /// Processes that may not be changed.
     pub denied: BTreeSet<Pid>,
-    /// A process that ends in the middle of the next `migrate` of its pages.
+    /// A process that ends during the next `migrate` of its pages.
     pub dying: Option<Pid>,
-    /// Calls of `migrate` so far.
+    /// Number of calls of `migrate`.
     pub migrate_calls: usize,
-    /// Calls of `locate` so far.
+    /// Number of calls of `locate`.
     pub locate_calls: usize,
-    /// The least that node 0 ever had free.
+    /// The least free memory that node 0 ever had.
     pub least_free: u64,
-    /// Pages of nodes that are online, where zoneinfo tells them.
+    /// Number of online pages of nodes, for zoneinfo.
     pub present: BTreeMap<NodeId, u64>,
 }
 
 impl SimulatedPages {
-    /// A machine whose two nodes have so much free.
+    /// A machine with this much free memory on its two nodes.
     pub fn new(fast_free: u64, slow_free: u64) -> Self {
         Self {
             free: [(NodeId(0), fast_free), (NodeId(1), slow_free)].into(),
@@ -43,7 +43,7 @@ impl SimulatedPages {
         }
     }
 
-    /// Maps one page of `size` bytes that lies on `node`, in addition to what is free.
+    /// Maps one page of `size` bytes on `node`, without taking it from free memory.
     pub fn map(&mut self, pid: Pid, start: u64, size: u64, node: NodeId) {
         self.pages.insert((pid, start), (node, size));
     }
@@ -56,17 +56,17 @@ impl SimulatedPages {
         }
     }
 
-    /// Unmaps the page that begins there.
+    /// Unmaps the page that starts there.
     pub fn unmap(&mut self, pid: Pid, start: u64) {
         self.pages.remove(&(pid, start));
     }
 
-    /// The process ends.
+    /// Ends a process.
     pub fn kill(&mut self, pid: Pid) {
         self.pages.retain(|(p, _), _| *p != pid);
     }
 
-    /// Bytes that `pid` has on `node`.
+    /// Bytes of `pid` on `node`.
     pub fn on(&self, pid: Pid, node: NodeId) -> ByteCount {
         let here = |((p, _), (n, size)): (&(Pid, u64), &(NodeId, u64))| {
             if *p == pid && *n == node { *size } else { 0 }
@@ -74,7 +74,7 @@ impl SimulatedPages {
         ByteCount(self.pages.iter().map(here).sum())
     }
 
-    /// The node that the page of an address lies on.
+    /// The node of an address's page.
     pub fn node_of(&self, pid: Pid, addr: u64) -> Option<NodeId> {
         self.page_at(pid, addr).map(|(_, node, _)| node)
     }
@@ -157,7 +157,7 @@ impl Pages for SimulatedPages {
             };
             let small = pages().all(|(_, page)| *page == (node, PAGE_SIZE));
             let holes = BLOCK_SIZE - pages().map(|(_, (_, size))| size).sum::<u64>();
-            // The kernel fills holes, however many there are.
+            // The kernel fills all holes.
             if small && holes <= self.free[&node] {
                 *self.free.get_mut(&node).unwrap() -= holes;
                 self.pages
@@ -169,16 +169,16 @@ impl Pages for SimulatedPages {
     }
 }
 
-/// A simulated kernel that a test and what it tests both hold.
+/// A simulated kernel shared by a test and the tested code.
 #[derive(Debug, Clone)]
 pub struct SharedPages {
     pages: Arc<Mutex<SimulatedPages>>,
-    /// Where `proc/zoneinfo` always tells how full the nodes are.
+    /// Root directory whose `proc/zoneinfo` is kept up to date.
     root: Option<PathBuf>,
 }
 
 impl SharedPages {
-    /// Shares `pages`; below `root` is where [`Self::write_zoneinfo`] writes.
+    /// Shares `pages`. [`Self::write_zoneinfo`] writes below `root`.
     pub fn new(pages: SimulatedPages, root: Option<PathBuf>) -> Self {
         let shared = Self {
             pages: Arc::new(Mutex::new(pages)),
@@ -188,12 +188,12 @@ impl SharedPages {
         shared
     }
 
-    /// The machine, to look at or change.
+    /// Access to the simulated kernel.
     pub fn lock(&self) -> MutexGuard<'_, SimulatedPages> {
         self.pages.lock().unwrap()
     }
 
-    /// Tells how full the nodes are now.
+    /// Writes the nodes' present free memory.
     pub fn write_zoneinfo(&self) {
         let Some(root) = &self.root else { return };
         let kernel = self.lock();

@@ -1,8 +1,7 @@
-//! The ring of a perf event: the shared memory, and the records in it as bytes.
+//! The ring of a perf event: shared memory and its records.
 //!
-//! Layouts are those of `struct perf_event_mmap_page` and `enum perf_event_type` in
-//! linux/perf_event.h. Nothing is taken on trust: a head that cannot be and a size that cannot
-//! be are errors, after which the ring is in step again.
+//! The layouts are those of `struct perf_event_mmap_page` and `enum perf_event_type` in linux/perf_event.h. All values
+//! are checked: an impossible head or size is an error, after which the ring is resynchronized.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -12,22 +11,22 @@ use demeter_policy::{GuestVirtAddr, PAGE_SIZE, Pid};
 
 use crate::mapping::{Mapping, unread};
 
-/// Where the writer's position lies in the control page, which is before the records.
+/// Offset of the writer's position in the control page, which precedes the records.
 pub const DATA_HEAD: usize = 1024;
-/// Where the reader's position lies in it.
+/// Offset of the reader's position in the control page.
 pub const DATA_TAIL: usize = 1032;
-/// Bytes of the control page.
+/// Size of the control page.
 pub const CONTROL_BYTES: usize = PAGE_SIZE as usize;
 
-/// Bytes of `struct perf_event_header`: type (u32), misc (u16), size (u16).
+/// Size of `struct perf_event_header`: type (u32), misc (u16), size (u16).
 const HEADER_BYTES: usize = 8;
 
 const PERF_RECORD_LOST: u32 = 2;
-/// The type of a record that is a sample.
+/// The type of a sample record.
 pub const PERF_RECORD_SAMPLE: u32 = 9;
 const PERF_RECORD_LOST_SAMPLES: u32 = 13;
 
-/// The ring that an event writes into.
+/// The ring of an event.
 #[derive(Debug)]
 pub struct Ring {
     memory: Mapping,
@@ -35,7 +34,7 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Maps an event's ring with room for `data_bytes` of records: a power of two of pages.
+    /// Maps an event's ring with `data_bytes` for records: a power of two of pages.
     pub fn map(event: &impl AsFd, data_bytes: usize) -> io::Result<Self> {
         let memory = Mapping::new(event, CONTROL_BYTES + data_bytes)?;
         Ok(Self {
@@ -44,11 +43,11 @@ impl Ring {
         })
     }
 
-    /// Replaces `bytes` with what was written since the last call. The error says what lies.
+    /// Replaces `bytes` with the records since the last call. The error names the invalid value.
     pub fn take(&self, bytes: &mut Vec<u8>) -> Result<(), String> {
         bytes.clear();
         let tail_word = self.memory.u64_at(DATA_TAIL);
-        // Acquire: records up to this head are written before it. The tail has one writer, us.
+        // Acquire: records up to this head were written before it. We are the tail's only writer.
         let head = self.memory.u64_at(DATA_HEAD).load(Ordering::Acquire);
         let tail = tail_word.load(Ordering::Relaxed);
         let aligned = head.is_multiple_of(8) && tail.is_multiple_of(8);
@@ -58,7 +57,7 @@ impl Ring {
             self.memory
                 .copy(place(piece.start)..place(piece.end), bytes);
         }
-        // Release: the bytes are reused only after they are copied.
+        // Release: the bytes are reused only after they were copied.
         tail_word.store(head & !7, Ordering::Release);
         match pieces {
             Some(_) => Ok(()),
@@ -69,9 +68,9 @@ impl Ring {
         }
     }
 
-    /// Forgets what was written since the last call.
+    /// Discards the records since the last call.
     pub fn discard(&self) {
-        // Sound or not: it is not wanted, and the ring is in step afterwards.
+        // The data is not needed, and the ring is resynchronized even after an error.
         let _ = self.take(&mut Vec::new());
     }
 }
@@ -79,30 +78,29 @@ impl Ring {
 /// One record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Record<'a> {
-    /// A sample; what its bytes mean depends on the event's `sample_type`.
+    /// A sample; the event's `sample_type` defines its layout.
     Sample(&'a [u8]),
-    /// So many records found no room.
+    /// Number of records that were lost for lack of space.
     Lost(u64),
-    /// Throttling and whatever else the kernel may say.
+    /// Throttling and all other records.
     Other,
 }
 
-/// The process (thread group) and the address in a sample of type TID|ADDR. The address is 0
-/// where the hardware knew none.
+/// Decodes process (thread group) and address of a TID|ADDR sample. The address is 0 if the hardware did not have it.
 pub fn access(sample: &[u8]) -> Option<(Pid, GuestVirtAddr)> {
     Some((Pid(u32_at(sample, 0)?), GuestVirtAddr(u64_at(sample, 8)?)))
 }
 
-/// When a sample of type TIME|RAW was written, nanoseconds of the event's clock, and the tracepoint's
-/// bytes in it.
+/// Decodes a TIME|RAW sample: its time in nanoseconds of the event's clock, and the tracepoint's bytes.
 pub fn raw(sample: &[u8]) -> Option<(u64, &[u8])> {
     let time_ns = u64_at(sample, 0)?;
     let size = u32_at(sample, 8)? as usize;
     Some((time_ns, sample[12..].get(..size)?))
 }
 
-/// The records in `bytes`, which begin at the tail and end at the head. An error says what is
-/// corrupt and is the last item: sizes chain the records, so nothing after it can be believed.
+/// Iterates over the records in `bytes`, which span from tail to head.
+///
+/// An error is the last item: sizes chain the records, so no later record can be found.
 pub fn records(bytes: &[u8]) -> impl Iterator<Item = Result<Record<'_>, String>> {
     let mut rest = bytes;
     std::iter::from_fn(move || {

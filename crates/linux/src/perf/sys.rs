@@ -5,54 +5,54 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use demeter_policy::Pid;
 
-/// The first 96 bytes of `struct perf_event_attr` (PERF_ATTR_SIZE_VER3, linux/perf_event.h); the
-/// kernel takes the rest to be zero.
+/// The first 96 bytes of `struct perf_event_attr` (PERF_ATTR_SIZE_VER3, linux/perf_event.h); the kernel assumes zeros
+/// for the rest.
 #[repr(C)]
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Attr {
     /// `type`.
     pub kind: u32,
-    /// Of this structure.
+    /// Size of this structure.
     pub size: u32,
-    /// Which event of its type.
+    /// The event within its type.
     pub config: u64,
-    /// Events for each sample.
+    /// Events per sample.
     pub sample_period: u64,
-    /// What a sample holds, of [`sample`].
+    /// Fields of a sample, from [`sample`].
     pub sample_type: u64,
-    /// What read(2) gives.
+    /// Format of read(2).
     pub read_format: u64,
-    /// Of [`flag`].
+    /// Bits of [`flag`].
     pub flags: u64,
-    /// Samples for each wake.
+    /// Samples per wake-up.
     pub wakeup_events: u32,
     /// For breakpoints.
     pub bp_type: u32,
-    /// More of the event.
+    /// Second part of the event.
     pub config1: u64,
-    /// More of the event.
+    /// Third part of the event.
     pub config2: u64,
-    /// Which branches.
+    /// Sampled branches.
     pub branch_sample_type: u64,
-    /// Which registers of user space.
+    /// Sampled user registers.
     pub sample_regs_user: u64,
-    /// How much of the stack.
+    /// Size of the sampled user stack.
     pub sample_stack_user: u32,
-    /// The clock of times, where [`flag::USE_CLOCKID`] is set.
+    /// The clock of sample times, with [`flag::USE_CLOCKID`].
     pub clockid: i32,
 }
 
 /// Bits of [`Attr::flags`].
 pub mod flag {
-    /// Begins switched off.
+    /// The event starts disabled.
     pub const DISABLED: u64 = 1 << 0;
-    /// Not what the kernel does.
+    /// Exclude the kernel.
     pub const EXCLUDE_KERNEL: u64 = 1 << 5;
-    /// Not what a hypervisor does.
+    /// Exclude hypervisors.
     pub const EXCLUDE_HV: u64 = 1 << 6;
-    /// Times are those of the clock in [`Attr::clockid`](super::Attr::clockid).
+    /// Use the clock in [`Attr::clockid`](super::Attr::clockid).
     pub const USE_CLOCKID: u64 = 1 << 25;
-    /// Where the two bits of `precise_ip` begin.
+    /// Position of the two bits of `precise_ip`.
     pub const PRECISE_IP_SHIFT: u32 = 15;
 }
 
@@ -60,11 +60,11 @@ pub mod flag {
 pub mod sample {
     /// Process and thread.
     pub const TID: u64 = 1 << 1;
-    /// When it was written.
+    /// Time of the sample.
     pub const TIME: u64 = 1 << 2;
-    /// The address.
+    /// Address of the access.
     pub const ADDR: u64 = 1 << 3;
-    /// A tracepoint's own bytes.
+    /// The tracepoint's record.
     pub const RAW: u64 = 1 << 10;
 }
 
@@ -73,12 +73,12 @@ const IOC_DISABLE: libc::Ioctl = 0x2401;
 const IOC_FLAG_GROUP: libc::c_int = 1;
 const FLAG_FD_CLOEXEC: libc::c_ulong = 1 << 3;
 
-/// Whose events count.
+/// The threads that an event counts.
 #[derive(Debug, Clone, Copy)]
 pub enum Scope {
-    /// Every process's on this CPU.
+    /// All processes on this CPU.
     Cpu(u32),
-    /// This thread's on every CPU.
+    /// This thread on every CPU.
     Thread(Pid),
 }
 
@@ -105,14 +105,14 @@ pub fn open(attr: &Attr, scope: Scope, group: Option<&OwnedFd>) -> io::Result<Ow
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the call returned a new descriptor, which nobody else owns.
+    // SAFETY: the call returned a new descriptor, which nothing else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
 /// Switches an event and its group on or off.
 pub fn enable(event: &OwnedFd, on: bool) -> io::Result<()> {
     let request = if on { IOC_ENABLE } else { IOC_DISABLE };
-    // SAFETY: these requests take a flag by value and touch no memory of ours.
+    // SAFETY: these requests take a flag by value and access no memory of ours.
     match unsafe { libc::ioctl(event.as_raw_fd(), request, IOC_FLAG_GROUP) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

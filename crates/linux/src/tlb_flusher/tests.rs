@@ -7,17 +7,17 @@ use super::*;
 const PAGES: usize = 256;
 const PAGE_BYTES: usize = 4096;
 
-/// Small pages, few enough for a CPU to hold all their translations.
+/// Small pages, few enough for a TLB to hold all their translations.
 struct Table(*mut u8);
 
-// SAFETY: the memory is reached through atomics only, and outlives the threads that use it.
+// SAFETY: the memory is accessed through atomics only, and outlives the threads that use it.
 unsafe impl Sync for Table {}
 
 impl Table {
     fn new() -> Self {
         let len = PAGES * PAGE_BYTES;
-        // A page at each end that nobody may use keeps it apart from other mappings.
-        // SAFETY: a fresh mapping at an address of the kernel's choice, of which all but the ends is opened.
+        // An inaccessible page at each end keeps the mapping apart from others. SAFETY: a new mapping at an address
+        // that the kernel chooses; all of it except the ends is made accessible.
         let base = unsafe {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
             let all = len + 2 * PAGE_BYTES;
@@ -31,7 +31,7 @@ impl Table {
         Self(base)
     }
 
-    /// Uses every page once.
+    /// Accesses every page once.
     fn use_all(&self) {
         for page in 0..PAGES {
             // SAFETY: inside the mapping, and aligned.
@@ -40,7 +40,7 @@ impl Table {
         }
     }
 
-    /// Pages that were found accessed since this was last asked.
+    /// Number of pages found accessed since the last call.
     fn take_accessed(&self) -> usize {
         let smaps = fs::read_to_string("/proc/self/smaps").unwrap();
         fs::write("/proc/self/clear_refs", "1").unwrap();
@@ -61,7 +61,7 @@ impl Table {
     }
 }
 
-/// Ends the program, if the test fails, too.
+/// Ends the program, even if the test fails.
 struct EndOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for EndOnDrop<'_> {
@@ -93,7 +93,7 @@ fn what_a_program_uses_is_found_accessed_after_a_flush() {
             })
             .collect();
         accessed.sort_unstable();
-        // Without flushes a few at most are, now and then all where another process happens to come by.
+        // Without flushes only a few are, except when another process happens to run.
         assert_eq!(accessed[10], PAGES, "{accessed:?}");
     });
     assert!(flusher.take_spent() > Duration::ZERO);

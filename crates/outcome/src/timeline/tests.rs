@@ -12,8 +12,7 @@ fn by_name<T>(values: impl IntoIterator<Item = (&'static str, T)>) -> BTreeMap<S
         .collect()
 }
 
-/// Nine seconds; share of the hot set in fast memory at the end of each. In second `i` there are
-/// `2 i - 1` million operations.
+/// Nine seconds; share of the hot set in fast memory at the end of each. Second `i` has `2 i - 1` million operations.
 fn timeline(hot: [f64; 10]) -> Timeline {
     let moment = |(i, hot): (usize, f64)| {
         let i = i as u64;
@@ -66,7 +65,7 @@ fn figures_of_the_whole_phase_and_of_its_last_third() {
         (result.bytes_promoted, result.bytes_demoted),
         (Some(90), Some(180))
     );
-    // The most that it ever had.
+    // The maximum over the run.
     assert_eq!(result.memory_overhead_bytes, Some(100));
     assert_eq!(result.moved_steady_bytes_per_s, Some(30.0));
     assert!((result.mgmt_cpu_s.unwrap() - 0.9).abs() < 1e-9);
@@ -88,13 +87,13 @@ fn a_jump_starts_a_clock_of_its_own() {
             Some(1.0),
             Some(2.0),
         ),
-        // Found only after the jump is never found before it.
+        // A hot set found only after the jump was not found before it.
         (
             [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.92, 0.95, 0.95, 0.95],
             None,
             Some(2.0),
         ),
-        // There at the start, and at the jump.
+        // Found at the start, and at the jump.
         ([1.0; 10], Some(0.0), Some(0.0)),
     ] {
         let mut timeline = timeline(hot);
@@ -179,8 +178,7 @@ fn without_an_interval_there_is_no_result() {
 }
 
 proptest! {
-    /// Whatever is told, nothing panics; and if clocks go forward, the mean is that of all
-    /// intervals.
+    /// No timeline panics, and if clocks run forward, the mean is that of all intervals.
     #[test]
     fn the_mean_is_that_of_all_intervals(
         steps in prop::collection::vec((1u64..5 * S, 1u64..1 << 40), 1..20),

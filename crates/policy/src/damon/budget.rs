@@ -1,33 +1,33 @@
-//! CPU time to spend on looking, and what looking costs.
+//! The CPU time budget of looks, and their measured prices.
 //!
 //! # Properties
-//! - In any time t no more is spent than the share times t, the savings, and one round.
-//! - While nothing is new a calm agent spends its calm part of the share, and the savings fill up.
-//! - Looks over a time t cost at most what moves earn, the calm part, and the share times [`LEARNS`] times the logarithm of t.
+//! - In any time t the CPU time is at most the share times t, plus the savings, plus one round.
+//! - While nothing is new, a calm agent spends its reduced share, and the savings fill up.
+//! - In any time t looks cost at most what moves earn, plus the reduced share, plus the share times [`LEARNS`] times log t.
 
 use std::time::Duration;
 
 use super::{CALM_PART, Cost, HIGHEST_PRICES, LEARNS, Prospect, SAVED_PER_CPU};
 
-/// CPU time to spend.
+/// The CPU time budget.
 #[derive(Debug, Clone)]
 pub(super) struct Budget {
-    /// Of one CPU; more than zero.
+    /// Share of one CPU; more than zero.
     share: f64,
-    /// Seconds; below zero they are owed.
+    /// Saved CPU time, seconds; negative if more was spent.
     saved_s: f64,
     saved_max_s: f64,
-    /// Until when the share is added to the savings.
+    /// When the savings were last updated.
     saved_at: Duration,
-    /// When the last round began that a rest pays for, and its CPU time.
+    /// The start of the last round that a rest pays for, and its CPU time.
     last_round: (Duration, Duration),
     prospect: Prospect,
-    /// Since when there is no memory that nobody has looked at.
+    /// The last time at which a block was unknown.
     known_since: Duration,
 }
 
 impl Budget {
-    /// A budget of a share of one CPU, on a machine with `cpus` of them, with full savings.
+    /// A full budget with a share of one CPU, on a machine with `cpus` CPUs.
     pub(super) fn new(share: f64, cpus: u32, now: Duration) -> Self {
         let saved_max_s = SAVED_PER_CPU.as_secs_f64() * f64::from(cpus.max(1));
         Self {
@@ -46,7 +46,7 @@ impl Budget {
         self.share
     }
 
-    /// The part of one CPU that is spent while nothing is new.
+    /// The share of one CPU to spend while nothing is new.
     pub(super) fn pace(&self, now: Duration) -> f64 {
         let Prospect { is_calm, earned } = self.prospect;
         let calm = self.share * CALM_PART;
@@ -58,12 +58,12 @@ impl Budget {
         learning.max(earned).clamp(calm, self.share)
     }
 
-    /// There is memory that nobody has looked at: learning begins anew.
+    /// Begins to learn anew: there are unknown blocks.
     pub(super) fn learn(&mut self, now: Duration) {
         self.known_since = now;
     }
 
-    /// The savings, seconds.
+    /// Saved CPU time, seconds.
     pub(super) fn saved_s(&mut self, now: Duration) -> f64 {
         let since_s = now.saturating_sub(self.saved_at).as_secs_f64();
         self.saved_s = (self.saved_s + since_s * self.share).min(self.saved_max_s);
@@ -71,7 +71,7 @@ impl Budget {
         self.saved_s
     }
 
-    /// When a round may begin, out of the savings where it `is_new`: at once if that is not later than now.
+    /// When the next round may start. If something `is_new`, it may use the savings.
     pub(super) fn due(&mut self, is_new: bool, now: Duration) -> Duration {
         let owed_s = -self.saved_s(now);
         let paid = after(now, owed_s.max(0.0) / self.share);
@@ -84,32 +84,32 @@ impl Budget {
         }
     }
 
-    /// Pays for a pass.
+    /// Subtracts the CPU time of a pass.
     pub(super) fn pay(&mut self, spent: Duration) {
         self.saved_s -= spent.as_secs_f64();
     }
 
-    /// A round that began then has cost this; the rest until the next one pays for it.
+    /// Sets the round that the next rest pays for.
     pub(super) fn rest(&mut self, began: Duration, spent: Duration) {
         self.last_round = (began, spent);
     }
 
-    /// What more evidence promises from now on.
+    /// Sets the prospect from now on.
     pub(super) fn set_prospect(&mut self, prospect: Prospect) {
         self.prospect = prospect;
     }
 }
 
-/// Adds seconds, or stops at the end of time.
+/// Adds seconds, saturating.
 fn after(now: Duration, seconds: f64) -> Duration {
     let later = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
     now.saturating_add(later)
 }
 
-/// Measured costs: of all that was spent so far, so that what a pass costs beside its looks counts by its part.
+/// Measured prices, averaged over all passes, so that a pass's fixed cost is included in proportion.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Prices {
-    /// Of the cheapest pass so far: no pass costs less by itself.
+    /// Cost of the cheapest pass so far, an upper bound of a pass's fixed cost.
     pass_s: f64,
     looked_s: f64,
     looks: f64,
@@ -118,7 +118,7 @@ pub(super) struct Prices {
 }
 
 impl Default for Prices {
-    /// The highest known, as a single measurement.
+    /// The highest known prices, with the weight of one measurement.
     fn default() -> Self {
         let (look, set) = HIGHEST_PRICES;
         Self {
@@ -132,7 +132,7 @@ impl Default for Prices {
 }
 
 impl Prices {
-    /// Takes in what a pass has cost.
+    /// Adds the cost of a pass.
     pub(super) fn add(&mut self, looks: u64, cost: &Cost) {
         let spent = cost.looking + cost.setting;
         self.pass_s = self.pass_s.min(spent.as_secs_f64());
@@ -142,7 +142,7 @@ impl Prices {
         self.set += cost.set as f64;
     }
 
-    /// CPU time of a pass, whatever it looks at, seconds; none before one was measured.
+    /// Fixed CPU time of a pass, seconds; 0 before the first measurement.
     pub(super) fn pass_s(&self) -> f64 {
         if self.pass_s.is_finite() {
             self.pass_s
@@ -156,12 +156,12 @@ impl Prices {
         self.looked_s / self.looks
     }
 
-    /// CPU time of a block that is looked at so often, seconds.
+    /// CPU time of `looks` looks at a block, seconds.
     pub(super) fn block_s(&self, looks: u32) -> f64 {
         self.set_s() + self.look_s() * f64::from(looks)
     }
 
-    /// CPU time of setting a region, seconds.
+    /// CPU time to set a region, seconds.
     pub(super) fn set_s(&self) -> f64 {
         self.set_s / self.set
     }

@@ -1,15 +1,15 @@
-//! From accessed bits to an access rate.
+//! Estimates access rates from accessed bits.
 
 use std::time::Duration;
 
 use crate::{Block, Observation, Pid};
 
-/// Makes an observation of `looks` looks at a block, of which `found` found an access. Each came `interval` after the
-/// bit of a random page was cleared; the block has `entries` page-table entries.
+/// Makes an observation of `looks` looks at a block, `found` of which found an access.
 ///
-/// Accesses that arrive independently at a rate r leave a page untouched for a time T with probability exp(-rT). So a
-/// share f of looks that find an access stands for the rate -ln(1 - f) / T of a page. Where all looks find one, the
-/// rate is "at least": half a look more would have found none.
+/// Each look came `interval` after the bit of a random page was cleared; the block has `entries` page-table entries.
+/// Accesses that arrive independently at a rate r leave a page untouched for a time T with probability exp(-rT). So if
+/// a share f of the looks finds an access, a page's rate is -ln(1 - f) / T. If all looks find one, the rate is a lower
+/// bound, computed as if half of one more look had found none.
 pub(super) fn observe(
     (pid, block): (Pid, Block),
     interval: Duration,
@@ -81,7 +81,7 @@ mod tests {
             for found in 0..=looks {
                 let seen = observe(AT, Duration::from_micros(interval_us), looks, found, entries.into());
                 prop_assert_eq!(seen.events, found);
-                // A rate is never taken for better known than all the time of the looks allows, but for rounding.
+                // A rate is never more certain than the total time of the looks allows, except for rounding.
                 let bound = all.as_nanos() as f64 / f64::from(entries);
                 prop_assert!((1.0..=bound.max(1.0) * 1.5).contains(&(seen.exposure_ns as f64)));
             }

@@ -1,4 +1,4 @@
-//! A machine that is a formula, to test how well the observer's reports tell hot memory from cold, and at what cost.
+//! A simulated machine that tests how well the observer separates hot from cold memory, and its cost.
 
 use std::num::NonZero;
 use std::time::Duration;
@@ -9,12 +9,12 @@ use crate::{BLOCK_SIZE, GuestVirtAddr, VirtRange};
 
 const PID: Pid = Pid(7);
 
-/// Costs of looking: on hardware as the simulator has them, and in the emulator as measured.
+/// Costs of looks: on hardware as in the simulator, and in the emulator as measured.
 #[derive(Debug, Clone, Copy)]
 struct Costs {
     look_s: f64,
     set_s: f64,
-    /// A pass, however small.
+    /// Fixed cost of a pass.
     pass_s: f64,
 }
 
@@ -29,11 +29,11 @@ const EMULATOR: Costs = Costs {
     pass_s: 10e-3,
 };
 
-/// Memory whose blocks are accessed at known rates, at random, and an observer of it.
+/// Memory whose blocks are randomly accessed at known rates, and its observer.
 struct Machine {
     observer: Observer,
     costs: Costs,
-    /// Accesses a second of each block.
+    /// Accesses per second of each block.
     rates: Vec<f64>,
     is_huge: fn(usize) -> bool,
     chance: Chance,
@@ -41,7 +41,7 @@ struct Machine {
     spent_s: f64,
     passes: u32,
     told: Vec<(Pid, Block)>,
-    /// Events and exposure of each block, as reported.
+    /// Reported events and exposure of each block.
     seen: Vec<(f64, f64)>,
 }
 
@@ -106,7 +106,7 @@ impl Machine {
         }
     }
 
-    /// Lets the observer work until then.
+    /// Runs the observer until this time.
     fn run(&mut self, until: Duration) {
         while self.now < until {
             match self.observer.next(self.now) {
@@ -117,7 +117,7 @@ impl Machine {
         }
     }
 
-    /// Until each block was looked at, and its round is over.
+    /// Runs until each block was looked at, and its round is over.
     fn cover(&mut self) {
         while self.observer.unknown() > 0 || !self.observer.round.is_over() {
             match self.observer.next(self.now) {
@@ -128,7 +128,7 @@ impl Machine {
         }
     }
 
-    /// The part of the hot blocks that are among as many with the highest estimates.
+    /// The share of hot blocks among the blocks with the highest estimates.
     fn found_hot(&self) -> f64 {
         let estimate = |b: usize| self.seen[b].0 / self.seen[b].1.max(1.0);
         let mut blocks: Vec<usize> = (0..self.rates.len()).collect();
@@ -141,7 +141,7 @@ impl Machine {
     }
 }
 
-/// Nine of ten accesses to a tenth of the memory: at the end, or every tenth block.
+/// Nine of ten accesses go to a tenth of the memory: at the end, or every tenth block.
 fn gups(blocks: usize, total: f64, is_scattered: bool) -> Vec<f64> {
     let hot = blocks / 10;
     let is_hot = |b: usize| match is_scattered {
@@ -161,8 +161,8 @@ const MIXED: fn(usize) -> bool = |b| b % 3 == 0;
 
 #[test]
 fn the_first_cover_tells_hot_from_cold_in_seconds() {
-    // Blocks, CPUs, accesses a second, the part of the hot set to be found, seconds, and CPU seconds that may take.
-    // With 1 TiB, a cold block is sometimes found accessed as often as the hot ones that are found least.
+    // Blocks, CPUs, accesses per second, share of the hot set that must be found, seconds, and allowed CPU seconds.
+    // With 1 TiB, a cold block is sometimes found accessed as often as the least accessed hot ones.
     let sizes = [
         (400, 2, 4e6, 0.99, 1.0, 0.06),
         (32_768, 16, 8e7, 0.99, 8.0, 1.5),
@@ -171,7 +171,7 @@ fn the_first_cover_tells_hot_from_cold_in_seconds() {
     for (blocks, cpus, total, least, wall_s, cpu_s) in sizes {
         for (name, pages) in [("mixed", MIXED), ("huge", HUGE), ("small", SMALL)] {
             for is_scattered in [false, true] {
-                // The largest takes a while.
+                // The largest size takes a while.
                 if blocks > 100_000 && !(is_scattered && name == "mixed") {
                     continue;
                 }
@@ -240,7 +240,7 @@ fn a_hot_set_that_has_moved_is_found_again() {
 
 #[test]
 fn in_an_emulated_vm_of_8_gib_hot_memory_is_found_long_before_all_is_covered() {
-    // One look in seven finds a hot small page accessed.
+    // One of seven looks finds a hot small page accessed.
     for (pages, least) in [(SMALL, 0.75), (HUGE, 0.97)] {
         let mut machine = Machine::new(1, EMULATOR, gups(4000, 4.8e5, false), pages);
         machine.run(Duration::from_secs(25));

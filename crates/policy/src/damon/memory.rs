@@ -1,29 +1,29 @@
-//! The blocks that there are to look at, and how each is looked at: a byte a block.
+//! The blocks of all processes, with one byte of state each.
 //!
 //! # Properties
-//! - Knowledge of a block stays while the block is mapped, whatever is mapped beside it.
-//! - Each block is there once, in order of process and address.
+//! - A block keeps its state while it is mapped, whatever is mapped next to it.
+//! - Each block exists once, sorted by process and address.
 
 use std::ops::Range;
 
 use crate::{Block, Pid, VirtRange};
 
-/// How a block is looked at: 0 if nobody has looked, else one more than twice the rung, and another for a huge page.
+/// State of a block: 0 if unknown, else 2 × rung + 1, plus 1 for a huge page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct State(u8);
 
 impl State {
-    /// A block that was looked at, at this rung from now on.
+    /// The state of a known block with this rung.
     pub(super) fn known(rung: usize, is_huge: bool) -> Self {
         Self(((rung as u8) << 1 | u8::from(is_huge)) + 1)
     }
 
-    /// Whether anybody has looked.
+    /// Whether the block was looked at.
     pub(super) fn is_known(self) -> bool {
         self.0 > 0
     }
 
-    /// Whether it was one huge page when last found accessed.
+    /// Whether it was a huge page when it was last found accessed.
     pub(super) fn is_huge(self) -> bool {
         self.0.saturating_sub(1) & 1 == 1
     }
@@ -34,7 +34,7 @@ impl State {
     }
 }
 
-/// Blocks of a process without a gap.
+/// Contiguous blocks of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Run {
     pid: Pid,
@@ -47,28 +47,28 @@ impl Run {
     }
 }
 
-/// All of them.
+/// All blocks.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Memory {
     runs: Vec<Run>,
-    /// Where in `states` each run begins.
+    /// Index in `states` of each run's first block.
     firsts: Vec<usize>,
     states: Vec<State>,
     unknown: usize,
 }
 
 impl Memory {
-    /// Blocks.
+    /// Number of blocks.
     pub(super) fn len(&self) -> usize {
         self.states.len()
     }
 
-    /// Blocks that nobody has looked at.
+    /// Number of blocks that were never looked at.
     pub(super) fn unknown(&self) -> usize {
         self.unknown
     }
 
-    /// The number of a block among all.
+    /// Index of a block.
     pub(super) fn index(&self, pid: Pid, block: Block) -> Option<usize> {
         let after = self
             .runs
@@ -79,7 +79,7 @@ impl Memory {
         is_inside.then(|| self.firsts[run] + (block.0 - blocks.start) as usize)
     }
 
-    /// The block of a number below [`Self::len`].
+    /// The block at an index below [`Self::len`].
     pub(super) fn block(&self, index: usize) -> Option<(Pid, Block)> {
         let run = self
             .firsts
@@ -90,12 +90,12 @@ impl Memory {
         blocks.contains(&block).then_some((*pid, Block(block)))
     }
 
-    /// How a block is looked at; nothing of one that is not there.
+    /// State of a block; `None` if it is not mapped.
     pub(super) fn state(&self, pid: Pid, block: Block) -> Option<State> {
         self.index(pid, block).map(|index| self.states[index])
     }
 
-    /// A block that is there was looked at.
+    /// Sets the state of a mapped block.
     pub(super) fn set_state(&mut self, pid: Pid, block: Block, state: State) {
         if let Some(index) = self.index(pid, block) {
             let before = std::mem::replace(&mut self.states[index], state);
@@ -103,12 +103,12 @@ impl Memory {
         }
     }
 
-    /// Whether anybody has looked at the block of a number.
+    /// Whether the block at an index was looked at.
     pub(super) fn is_known(&self, index: usize) -> bool {
         self.states.get(index).is_some_and(|state| state.is_known())
     }
 
-    /// The memory of a process from now on, sorted; none where it has ended. Returns whether that is a change.
+    /// Sets the memory of a process, sorted; empty if it has ended. Returns whether it changed.
     pub(super) fn set(&mut self, pid: Pid, ranges: &[VirtRange]) -> bool {
         let new = runs_of(pid, ranges);
         let begin = self.runs.partition_point(|run| run.pid < pid);
@@ -148,7 +148,7 @@ impl Memory {
         true
     }
 
-    /// Forgets all other processes.
+    /// Removes all other processes.
     pub(super) fn retain(&mut self, pids: &[Pid]) {
         let mut gone: Vec<Pid> = self.runs.iter().map(|run| run.pid).collect();
         gone.dedup();
@@ -159,7 +159,7 @@ impl Memory {
     }
 }
 
-/// The blocks that ranges touch, each once.
+/// The blocks that overlap the ranges, each once.
 fn runs_of(pid: Pid, ranges: &[VirtRange]) -> Vec<Run> {
     let mut runs: Vec<Run> = vec![];
     for range in ranges {
@@ -183,7 +183,7 @@ mod tests {
     use super::*;
     use crate::{BLOCK_SIZE, GuestVirtAddr};
 
-    /// Ranges of blocks, with gaps between them.
+    /// Ranges of blocks, separated by gaps.
     fn ranges(lens: &[(u64, u64)]) -> Vec<VirtRange> {
         let mut next = 0;
         let mut range = |&(gap, len): &(u64, u64)| {

@@ -1,36 +1,38 @@
-//! Decides which memory to look at without a sampling unit: the observer behind the tracker on DAMON.
+//! Chooses the memory to scan without a PMU: the observer behind the DAMON tracker.
 //!
 //! # Problem
 //! A kernel can tell whether a page was accessed since its accessed bit was cleared. A look costs CPU time, and so does
-//! telling the kernel where to look. Memory has up to half a million blocks of 2 MiB. One waiting time does not fit
-//! all of them: a cold huge page is always found accessed after 80 ms, a hot small page seldom after 1 ms.
+//! setting the kernel's regions. Memory has up to half a million blocks of 2 MiB. No single waiting time fits all of
+//! them: a cold huge page is always found accessed after 80 ms, a hot small page rarely after 1 ms.
 //!
 //! # Approach
 //! Looks are a resource with a measured price and a budget. The observer chooses *rounds* of blocks: one half as the
-//! policy wishes, one quarter neighbours of newly hot blocks, and the rest in turn. The order of turns is scattered,
-//! so that a hot set which has moved is met soon, and its neighbours show how far it reaches.
+//! policy requests, one quarter neighbours of newly hot blocks, and the rest in turn. Turns are scattered over memory,
+//! so that they soon find a hot set that has moved; its neighbours then show its extent.
 //!
-//! Each block has a *rung*, the waiting time of its looks. A block that is always found accessed goes one rung down, to
-//! a shorter time, and is looked at again in the same round. A block that is never found goes one rung up. A *pass* takes
-//! blocks of one rung. The kernel clears the bits of all of them before it reads the first. So a pass has no more
-//! blocks than the kernel visits in half of the waiting time. A pass of the same blocks needs no new regions.
+//! Each block has a *rung*, the waiting time of its looks. A block that is always found accessed moves one rung down,
+//! to a shorter time, and is looked at again in the same round. A block that is never found accessed moves one rung up.
+//! A *pass* has blocks of one rung. The kernel clears the bits of all of them before it reads the first. Hence a pass
+//! has no more blocks than the kernel visits in half of the waiting time. A pass of the same blocks needs no new
+//! regions.
 //!
-//! `estimate` makes a rate of what looks found. A lower bound is reported only where no shorter look corrects it:
+//! `estimate` turns the results of looks into a rate. A lower bound is reported only if no shorter look corrects it:
 //! its long exposure would outweigh the better estimate.
 //!
-//! Blocks that nobody has looked at come first, and are paid for out of savings. Otherwise each round is paid for by a
-//! rest. The rest is longer while looks cost more than moves earn, and longest while the agent is calm. See `budget`.
+//! Unknown blocks come first, and are paid for from savings. Any other round is followed by a rest that pays for it.
+//! The rest is longer while looks cost more than moves earn, and longest while the agent is calm. See `budget`.
 //!
-//! DAMON does not flush TLBs when it clears bits: a page that never leaves a TLB looks untouched. So the driver flushes
-//! them once in each interval that is long enough. A huge page that is always found by a flushed look, and never
-//! by the shorter one without, is such a page: its lower bound is reported.
+//! DAMON does not flush TLBs when it clears bits, so a page that stays in a TLB looks unaccessed. Hence the driver
+//! flushes TLBs once in each interval that is long enough. Such a huge page is always found accessed with a flush, and
+//! never by the shorter look without one. Its lower bound is reported.
 //!
 //! # Properties
-//! - All known memory is looked at again in turn: as many rounds as it takes, each block once.
-//! - Memory that nobody has looked at comes before memory that somebody has.
-//! - A round looks at each of its blocks once at a rung, and reports it at most once.
-//! - A pass never has more blocks than [`SET_MAX`], nor more than the kernel visits in half of its interval at the measured price.
-//! - Nothing is spent on memory that is not mapped; knowledge stays when a mapping grows.
+//! - All known memory is looked at repeatedly, each block once per turn, over as many rounds as that needs.
+//! - Unknown memory comes before known memory.
+//! - A round looks at each of its blocks once per rung, and reports it at most once.
+//! - A pass has at most [`SET_MAX`] blocks. At the measured price, the kernel visits all of them in half of the
+//!   interval.
+//! - Unmapped memory costs nothing; knowledge stays when a mapping grows.
 //! - CPU time stays within the share, the savings, and one round.
 
 mod budget;
@@ -45,13 +47,13 @@ use crate::{Block, Pid};
 
 pub use observer::Observer;
 
-/// The most that looking may take of one CPU, %, for each `CPUS_PER_SHARE`: the lab's VM of 8 GiB is covered in a minute.
+/// CPU limit of looks, % of one CPU per `CPUS_PER_SHARE`. It covers the lab's VM of 8 GiB in a minute.
 pub const CPU_PERCENT: f64 = 2.5;
 
-/// Share of its time that a program is taken to wait for memory: accessed bits do not tell it, and most programs wait less.
+/// Assumed share of time that a program waits for memory. Accessed bits do not show it, and most programs wait less.
 pub const WAITS: f64 = 0.8;
 
-/// CPUs that bring another share: a VM with 1 TiB has about 64, and sixteen times the blocks of one with 64 GiB.
+/// CPUs per share. A VM with 1 TiB has about 64 CPUs, and sixteen times the blocks of a VM with 64 GiB.
 const CPUS_PER_SHARE: u32 = 16;
 
 /// The part of the share that a calm agent spends: 0.3 % of one CPU in a VM with 16.
@@ -60,28 +62,30 @@ const CALM_PART: f64 = 1.0 / 8.0;
 /// Time after which looks become rarer unless moves earn their cost: the emulator exchanges a first few blocks in it.
 const LEARNS: Duration = Duration::from_secs(6);
 
-/// CPU time that can be saved for each CPU, and is there at the start: 1 TiB costs up to 26 s on hardware.
+/// CPU time that can be saved per CPU; full at the start. 1 TiB costs up to 26 s on hardware.
 const SAVED_PER_CPU: Duration = Duration::from_secs(2);
 
-/// Time from one round to the next while nothing is new: a move is verified soon, and a pass's fixed cost is small in it.
+/// Time between rounds while nothing is new. It verifies a move soon, and keeps the fixed cost of passes small.
 const PERIOD: Duration = Duration::from_secs(2);
 
-/// The most blocks of a pass: the kernel keeps about 2 KiB for each of its regions.
+/// Maximum number of blocks in a pass: the kernel uses about 2 KiB per region.
 pub const SET_MAX: usize = 4096;
 
-/// Neighbours on each side of a newly hot block that are looked at next: a hot set's edge is found in steps of that.
+/// Number of neighbours on each side of a newly hot block that are looked at next: the step in finding a hot set's
+/// edge.
 const REACH: u64 = 2;
 
-/// Prices of a look and of setting a region in the emulator, the highest known: they hold until some are measured.
+/// Prices of a look and of setting a region in the emulator, the highest known. They are used until prices are
+/// measured.
 const HIGHEST_PRICES: (Duration, Duration) =
     (Duration::from_micros(35), Duration::from_micros(400));
 
-/// Address spaces that make a CPU forget another one's translations: twice the six that x86 kernels tell apart
-/// (`TLB_NR_DYN_ASIDS`), since a number may be reused at once.
+/// Number of address spaces that flush another one's translations from a CPU. It is twice the six that x86 kernels keep
+/// apart (`TLB_NR_DYN_ASIDS`), since a number may be reused at once.
 pub const SPACES_TO_FLUSH: usize = 12;
 
-/// Waiting times, longest first. No round figures, so that they do not keep step with a program. Flushes need longer
-/// times than user space can hardly keep.
+/// Waiting times, the longest first. They are not round numbers, so that they do not synchronize with a program. User
+/// space cannot time flushes precisely enough for the short ones.
 pub const RUNGS: [Pass; 4] = [
     Pass::new(80_021, 4, true),
     Pass::new(10_007, 8, true),
@@ -89,14 +93,14 @@ pub const RUNGS: [Pass; 4] = [
     Pass::new(251, 8, false),
 ];
 
-/// How a pass looks at each of its regions.
+/// The looks of a pass at each of its regions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pass {
-    /// From clearing an accessed bit to reading it.
+    /// Time from clearing an accessed bit to reading it.
     pub interval: Duration,
-    /// Looks at each region.
+    /// Number of looks at each region.
     pub looks: u32,
-    /// Whether CPUs have to forget their translations once in each interval.
+    /// Whether TLBs must be flushed once in each interval.
     pub is_flushed: bool,
 }
 
@@ -109,35 +113,35 @@ impl Pass {
         }
     }
 
-    /// How long it takes, without the kernel's own time.
+    /// Its duration, without the kernel's own time.
     pub fn length(&self) -> Duration {
         self.interval * self.looks
     }
 }
 
-/// What more evidence promises.
+/// The expected value of more evidence.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Prospect {
     /// No move was worth its cost for several epochs, and moved memory earns as before.
     pub is_calm: bool,
-    /// CPU time that moved memory has lately saved, seconds a second.
+    /// CPU time that moved memory has saved lately, seconds per second.
     pub earned: f64,
 }
 
 impl Prospect {
-    /// Nothing is known yet.
+    /// The prospect before anything has moved.
     pub const OPEN: Self = Self {
         is_calm: false,
         earned: 0.0,
     };
 }
 
-/// A pass, and its blocks.
+/// A pass with its blocks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Look {
-    /// How it looks.
+    /// The kind of pass.
     pub pass: Pass,
-    /// At these blocks, in order of process and address; at least one.
+    /// Its blocks, sorted by process and address; at least one.
     pub blocks: Vec<(Pid, Block)>,
     rung: usize,
 }
@@ -145,35 +149,35 @@ pub struct Look {
 /// The observer's next step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Next {
-    /// A pass, to be carried out now; [`Observer::found`] answers it.
+    /// Carry this pass out now; [`Observer::found`] takes its results.
     Look(Look),
-    /// Nothing until then.
+    /// Do nothing until this time.
     Rest(Duration),
-    /// Nothing before there is memory.
+    /// Do nothing until there is memory.
     Idle,
 }
 
-/// A pass's findings about one block.
+/// The result of a pass for one block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Found {
     /// The process.
     pub pid: Pid,
     /// Its block.
     pub block: Block,
-    /// Looks that found an access.
+    /// Number of looks that found an access.
     pub accesses: u32,
-    /// Bytes that one page-table entry maps there; nothing where nobody has asked.
+    /// Bytes mapped by one page-table entry there; `None` if unknown.
     pub page_bytes: Option<NonZero<u64>>,
 }
 
-/// CPU time that a pass has cost.
+/// CPU time of a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Cost {
-    /// Visiting pages, flushes included.
+    /// Time to visit pages, including flushes.
     pub looking: Duration,
-    /// Setting regions, and all else that the agent did for the pass.
+    /// Time to set regions, and all other work of the agent for the pass.
     pub setting: Duration,
-    /// Regions that were set: none where the kernel had them.
+    /// Number of regions that were set; 0 if the kernel had them already.
     pub set: u64,
 }
 

@@ -1,4 +1,4 @@
-//! The observer's rounds, see the folder's text.
+//! The observer's rounds; see the module `damon`.
 
 use std::num::NonZero;
 use std::time::Duration;
@@ -11,38 +11,38 @@ use super::{
 };
 use crate::{BLOCK_SIZE, Block, Observation, PAGE_SIZE, Pid, VirtRange};
 
-/// A block of a round that is still to be looked at.
+/// A block that is still to be looked at in this round.
 #[derive(Debug, Clone, Copy)]
 struct Pending {
     at: (Pid, Block),
     way: Way,
 }
 
-/// Which looks of this round came before.
+/// The earlier looks at a block in this round.
 #[derive(Debug, Clone, Copy)]
 enum Way {
-    /// None; nobody has ever looked.
+    /// None, and the block is unknown.
     Unknown,
-    /// None.
+    /// None, and the block is known.
     Known,
-    /// Shorter ones, which never found it accessed.
+    /// Shorter looks, which never found it accessed.
     Up,
-    /// Longer ones, which always found it accessed: a rate of at least that.
+    /// Longer looks, which always found it accessed: a lower bound of the rate.
     Down(Observation),
 }
 
-/// Blocks that were chosen together.
+/// The blocks of a round.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Round {
-    /// By rung.
+    /// Sorted by rung.
     pending: [Vec<Pending>; RUNGS.len()],
     began: Duration,
     spent: Duration,
-    /// Whether it is for blocks that nobody has looked at.
+    /// Whether it is for unknown blocks.
     is_first: bool,
-    /// Whether it looks until that has cost as much as setting regions: CPU time is scarcer than time.
+    /// Whether looks go on until they cost as much as setting regions, because CPU time is scarce.
     is_thorough: bool,
-    /// Of these blocks, how many each rung could tell.
+    /// Number of its blocks that each rung measured.
     told: [usize; RUNGS.len()],
 }
 
@@ -52,7 +52,7 @@ impl Round {
     }
 }
 
-/// Chooses what to look at, and when. Times are since any fixed moment.
+/// Chooses the memory to look at, and when. Times count from any fixed moment.
 #[derive(Debug, Clone)]
 pub struct Observer {
     memory: Memory,
@@ -60,19 +60,19 @@ pub struct Observer {
     prices: Prices,
     pub(super) round: Round,
     wanted: Vec<(Pid, Block)>,
-    /// Neighbours of newly hot blocks, with the rung of those.
+    /// Neighbours of newly hot blocks, with the hot block's rung.
     near: Vec<(Pid, Block, usize)>,
-    /// Turns so far.
+    /// Number of turns so far.
     turn: usize,
-    /// The rung that most of the last new blocks ended at: the next ones begin there.
+    /// The rung at which most of the recent unknown blocks ended; the next ones start there.
     usual_rung: usize,
 }
 
 impl Observer {
-    /// An observer that knows nothing yet. It may spend `cpu_percent` of one CPU for each `CPUS_PER_SHARE`.
+    /// Creates an observer that may spend `cpu_percent` of one CPU per `CPUS_PER_SHARE`.
     pub fn new(cpu_percent: f64, cpus: u32, now: Duration) -> Self {
         let shares = (cpus / CPUS_PER_SHARE).max(1);
-        // A share of nothing would never pay.
+        // With a share of zero, a rest would never end.
         let share = (cpu_percent / 100.0 * f64::from(shares)).max(f64::EPSILON);
         Self {
             memory: Memory::default(),
@@ -86,12 +86,12 @@ impl Observer {
         }
     }
 
-    /// The memory of a process from now on: its readable mappings, sorted.
+    /// Sets the memory of a process: its readable mappings, sorted.
     pub fn set_memory(&mut self, pid: Pid, readable: &[VirtRange]) {
         self.memory.set(pid, readable);
     }
 
-    /// Forgets all other processes.
+    /// Removes all other processes.
     pub fn retain(&mut self, pids: &[Pid]) {
         self.memory.retain(pids);
         for pending in &mut self.round.pending {
@@ -99,7 +99,7 @@ impl Observer {
         }
     }
 
-    /// Forgets what it has seen, not what it has spent.
+    /// Clears its knowledge, but not its budget.
     pub fn clear(&mut self) {
         self.memory = Memory::default();
         self.round.pending = Default::default();
@@ -107,23 +107,23 @@ impl Observer {
         self.near.clear();
     }
 
-    /// The blocks that the policy most wants to have looked at, in place of those before.
+    /// Replaces the blocks that the policy wants looked at first.
     pub fn want(&mut self, wanted: &[(Pid, Block)]) {
         self.wanted.clear();
         self.wanted.extend(wanted.iter().take(SET_MAX));
     }
 
-    /// What more evidence promises from now on.
+    /// Sets the expected value of more evidence from now on.
     pub fn set_prospect(&mut self, prospect: Prospect) {
         self.budget.set_prospect(prospect);
     }
 
-    /// Blocks that nobody has looked at.
+    /// Number of unknown blocks.
     pub fn unknown(&self) -> usize {
         self.memory.unknown()
     }
 
-    /// Says how to go on. A look is given once.
+    /// Returns the next step. Each pass is returned once.
     pub fn next(&mut self, now: Duration) -> Next {
         if self.round.is_over() {
             if self.memory.len() == 0 {
@@ -139,7 +139,7 @@ impl Observer {
         Next::Look(self.pass())
     }
 
-    /// Chooses blocks.
+    /// Chooses the blocks of a round.
     fn begin_round(&mut self, is_first: bool, now: Duration) {
         if is_first {
             self.budget.learn(now);
@@ -152,7 +152,8 @@ impl Observer {
             true => saved_s.max(self.budget.share() * PERIOD.as_secs_f64()),
             false => pace * PERIOD.as_secs_f64(),
         };
-        // A round is long enough that its blocks cost as much as its passes by themselves; the rest afterwards pays for both.
+        // A round is long enough that its blocks cost as much as the fixed cost of its passes. The rest afterwards pays
+        // for both.
         let seconds = seconds.max(RUNGS.len() as f64 * self.prices.pass_s());
         let size = (seconds / self.prices.block_s(looks)) as usize;
         let size = size.clamp(1, SET_MAX.min(self.memory.len()));
@@ -193,9 +194,9 @@ impl Observer {
         }
     }
 
-    /// Appends the next blocks in turn, or only unknown ones while there are any.
+    /// Appends the next blocks in turn; only unknown ones while there are any.
     fn take_turns(&mut self, count: usize, chosen: &mut Vec<(Pid, Block)>) {
-        // A step of about the root visits all parts soon, and one without a common factor visits every block.
+        // A step near the square root reaches all parts soon; coprime to the length, it reaches every block.
         let len = self.memory.len();
         let mut step = len.isqrt().max(1);
         while greatest_common_divisor(step, len) > 1 {
@@ -214,7 +215,7 @@ impl Observer {
         }
     }
 
-    /// The looks of a pass. A thorough one looks until that has cost as much as setting its regions.
+    /// Number of looks in a pass. Thorough passes look until that costs as much as setting the regions.
     fn looks(&self, pass: &Pass, is_thorough: bool) -> u32 {
         if !is_thorough {
             return pass.looks;
@@ -224,19 +225,21 @@ impl Observer {
         paid.min(longest).max(pass.looks)
     }
 
-    /// Blocks that the kernel visits in half of the interval: with more, its own time makes a longer one of it.
+    /// Number of blocks that the kernel visits in half of the interval. With more, its own time would lengthen the
+    /// interval.
     fn fitting(&self, pass: &Pass) -> usize {
         ((pass.interval / 2).as_secs_f64() / self.prices.look_s()) as usize
     }
 
-    /// Whether a rung is there, and the kernel is quick enough to use it: a pass of a few blocks costs more than it tells.
+    /// Whether a rung exists and is usable: on a slow kernel its passes would have too few blocks to be worth their
+    /// cost.
     fn has_rung(&self, rung: usize) -> bool {
         RUNGS
             .get(rung)
             .is_some_and(|pass| self.fitting(pass) >= pass.looks as usize)
     }
 
-    /// The next blocks of the round, of the rung with the most of them.
+    /// The next pass of the round: the rung with the most blocks.
     fn pass(&mut self) -> Look {
         let count = |rung: &usize| self.round.pending[*rung].len();
         let rung = (0..RUNGS.len()).rev().max_by_key(count).unwrap_or(0);
@@ -250,8 +253,9 @@ impl Observer {
         Look { pass, blocks, rung }
     }
 
-    /// Takes what a pass has found, whose first look of each block to the last took so long, and appends what that
-    /// tells. A block without an answer was not looked at.
+    /// Takes the results of a pass and appends observations.
+    ///
+    /// `elapsed` is the time from a block's first look to its last. A block without a result was not looked at.
     pub fn found(
         &mut self,
         look: &Look,
@@ -266,7 +270,7 @@ impl Observer {
         self.prices
             .add(look.blocks.len() as u64 * u64::from(looks), cost);
         self.round.spent += spent;
-        // The kernel visits all other regions from one look to the next, too.
+        // Between two looks at a region the kernel also visits all others.
         let interval = (elapsed / looks).max(look.pass.interval);
         let is_asked = |pending: &Pending| look.blocks.binary_search(&pending.at).is_ok();
         let asked: Vec<_> = self.round.pending[look.rung]
@@ -295,7 +299,7 @@ impl Observer {
         }
     }
 
-    /// Takes what a pass has found of a block.
+    /// Takes the result for one block.
     fn take(
         &mut self,
         pending: Pending,
@@ -346,7 +350,7 @@ impl Observer {
         }
     }
 
-    /// A block was not looked at: it has had its turn, or the next round would choose it again.
+    /// Skips a block that was not looked at. Its turn counts, or the next round would choose it again.
     fn pass_over(
         &mut self,
         Pending {
@@ -359,7 +363,7 @@ impl Observer {
         }
     }
 
-    /// A block has turned out to be hotter than it was known to be: its neighbours are next.
+    /// Adds the neighbours of a block that is hotter than it was known to be.
     fn look_around(&mut self, (pid, Block(block)): (Pid, Block), rung: usize) {
         let beside = block.saturating_sub(REACH)..=block.saturating_add(REACH);
         let free = SET_MAX.saturating_sub(self.near.len());

@@ -19,7 +19,7 @@ fn observer(blocks: u64) -> Observer {
     observer
 }
 
-/// The next pass; rests take no time.
+/// The next pass; rests are skipped.
 fn pass(observer: &mut Observer, now: &mut Duration) -> Look {
     loop {
         match observer.next(*now) {
@@ -30,7 +30,7 @@ fn pass(observer: &mut Observer, now: &mut Duration) -> Look {
     }
 }
 
-/// Costs of a pass on hardware.
+/// Cost of a pass on hardware.
 fn cost(look: &Look) -> Cost {
     let blocks = look.blocks.len() as u32;
     Cost {
@@ -40,7 +40,7 @@ fn cost(look: &Look) -> Cost {
     }
 }
 
-/// Answers a pass.
+/// Reports a pass's results.
 fn answer(
     observer: &mut Observer,
     look: &Look,
@@ -72,7 +72,7 @@ fn a_block_that_is_always_found_is_looked_at_for_shorter_and_then_reported() {
     };
     assert_eq!(intervals, RUNGS.map(|pass| pass.interval));
     assert_eq!(told.len(), 10);
-    // Next time the longer intervals are left out.
+    // The next time, the longer intervals are skipped.
     let next = pass(&mut observer, &mut now);
     assert_eq!(next.pass.interval, RUNGS[3].interval);
 }
@@ -105,7 +105,7 @@ fn neighbours_of_a_newly_hot_block_are_next() {
         let look = pass(&mut observer, &mut now);
         answer(&mut observer, &look, |_, _| 0, PAGE_SIZE);
     }
-    // A hot set where there was none.
+    // A hot set appears where there was none.
     let is_hot = |block: u64| (50_000..50_400).contains(&block);
     let mut found = BTreeSet::new();
     let began = now;
@@ -177,8 +177,7 @@ fn nothing_is_looked_at_before_there_is_memory() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Each block is looked at again and again, and a round reports it at most once. Passes and the budget keep their
-    /// bounds.
+    /// Each block is looked at repeatedly, and reported at most once per round. Passes and budget stay within bounds.
     #[test]
     fn all_memory_has_its_turn_within_the_budget(
         spaces in prop::collection::vec(prop::collection::vec((1u64..50, 1u64..300), 1..4), 1..4),

@@ -1,11 +1,11 @@
-//! How a plan is carried out, from its first batch to sleep.
+//! Carries a plan out, from its first batch to sleep.
 
 use super::moves::Moves;
 use super::protocol::{Direction, Misuse};
 use super::{CALM_MAX, Engine, State, Strategy, check};
 use crate::{Block, ByLevel, ByteCount, Level, Pid, Plan, Spread};
 
-/// Blocks of which more evidence is asked for at once.
+/// Maximum number of blocks for which more evidence is requested.
 pub(super) const WANTED_MAX: usize = 512;
 
 /// The plans of an epoch, each for the boundary below a tier, the fastest first.
@@ -18,21 +18,21 @@ impl Plans {
         self.0.iter().all(|(_, plan)| plan.is_empty())
     }
 
-    /// The blocks that are to move.
+    /// The blocks to move.
     pub(super) fn blocks(&self) -> impl Iterator<Item = (Pid, Block)> + '_ {
         self.0.iter().flat_map(|(_, plan)| plan.blocks())
     }
 }
 
 impl<S: Strategy> Engine<S> {
-    /// Begins with the plans of an epoch, or goes on without one.
+    /// Starts to carry out an epoch's plans, or continues without one.
     pub(super) fn carry_out(&mut self, plans: Plans) {
         self.want(&plans);
         if plans.is_empty() {
-            // An epoch that nobody has looked in says nothing.
+            // An epoch without new observations does not count as calm.
             self.calm = (self.calm + u32::from(!self.is_repeat)).min(CALM_MAX);
         } else if !self.paused {
-            // A few blocks are no news to an engine that has had nothing to move for long.
+            // After long calm, a few blocks count as no change.
             let blocks = plans.blocks().count();
             let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
             self.calm = self.calm.saturating_sub(blocks);
@@ -43,7 +43,7 @@ impl<S: Strategy> Engine<S> {
         self.proceed();
     }
 
-    /// What is left of a plan is given up when somebody asks for a pause.
+    /// Pauses or resumes. A pause drops the rest of the plan.
     pub(super) fn pause(&mut self, paused: bool) {
         self.paused = paused;
         if paused {
@@ -54,8 +54,9 @@ impl<S: Strategy> Engine<S> {
         }
     }
 
-    /// Chooses the blocks of which more evidence would decide most: what moves now, then by turns what nearly did and what
-    /// has moved. Without the latter nobody would know what moves earn, and an empty budget would stay empty.
+    /// Requests evidence of the blocks where it matters most: first the moving ones, then alternately near candidates
+    /// and moved blocks. Without evidence of moved blocks the benefit of moves would be unknown, and an empty budget
+    /// would stay empty.
     fn want(&mut self, plans: &Plans) {
         let mut moved = std::mem::take(&mut self.wanted);
         moved.retain(|&(pid, block)| self.residency.away_of(pid, block).is_some());
@@ -63,7 +64,7 @@ impl<S: Strategy> Engine<S> {
             // While nothing is accessed there is no evidence.
             moved.clear();
         }
-        // A tracker may have time for the first few only.
+        // A tracker may only manage the first few.
         let turn = moved.len().min(1);
         moved.rotate_left(turn);
         let mut undecided = plans
@@ -82,7 +83,7 @@ impl<S: Strategy> Engine<S> {
         self.wanted.truncate(WANTED_MAX);
     }
 
-    /// Goes on with the moves, or to sleep.
+    /// Continues with the moves, or goes to sleep.
     pub(super) fn proceed(&mut self) {
         self.moves.end_batch();
         self.state = if self.moves.is_done() {
@@ -90,7 +91,7 @@ impl<S: Strategy> Engine<S> {
         } else if self.moves.wants_room() {
             State::Room
         } else {
-            // Without promotions it does not matter how much room there is.
+            // Without promotions, free memory does not matter.
             self.moves
                 .advance(&ByLevel::default(), self.strategy.batch_blocks(), 0);
             State::Move
@@ -106,7 +107,7 @@ impl<S: Strategy> Engine<S> {
         } = &self.moves;
         check(spreads, batch.len())?;
         let (level, direction) = (*level, *direction);
-        // What the host takes through the balloon is not this agent's to pay for, to be judged by or to undo.
+        // Memory that the balloon takes is not charged to the agent, judged or undone.
         let is_ordered = self.balloon_waits_at(level) && direction == Direction::Demotion;
         let (mut tried, mut moved) = (0, 0);
         for (r, spread) in batch.iter().zip(spreads) {
@@ -130,7 +131,7 @@ impl<S: Strategy> Engine<S> {
         self.moving_ns = self.moving_ns.saturating_add(took_ns);
         self.strategy.moved(direction, tried, took_ns, is_ordered);
         if direction == Direction::Promotion && moved * 2 < tried.0 {
-            // More of the same would only cost time.
+            // More promotions would only cost time.
             self.moves.give_up_promotions();
         }
         self.proceed();

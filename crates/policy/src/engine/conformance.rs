@@ -1,11 +1,9 @@
-//! What every driver of an [`Engine`] has to do, as a suite that each of them runs over its own
-//! simulated kernel.
+//! Conformance suite of all drivers of an [`Engine`], each with its own simulated kernel.
 //!
-//! Since all drivers have the same engine, they can differ in what they tell it, in which order,
-//! and when. So a [`Script`] says what happens to a machine, a [`Rig`] is a driver on such a
-//! machine, and the driver [`conforms`] if its engine asks for the same, word for word, as that of
-//! the plainest driver there can be, on a machine that is a map. The drivers thus conform to each
-//! other, too.
+//! All drivers have the same engine, so they can differ only in its inputs, their order and their time. A [`Script`]
+//! describes events on a machine, and a [`Rig`] is a driver on such a machine. The driver [`conforms`] if its engine
+//! makes exactly the requests that it makes with the plainest driver, whose machine is a map. So all drivers conform to
+//! each other.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,10 +13,10 @@ use crate::{
     VirtRange,
 };
 
-/// The one process on a script's machine.
+/// The only process of a script.
 pub const PID: Pid = Pid(1);
 
-/// A machine on which every sample pays for all moves.
+/// A machine on which every sample pays for any move.
 pub const WORTH_MUCH: Gain = Gain {
     loads_per_sample: Some(1 << 10),
     waits: 1.0,
@@ -26,7 +24,7 @@ pub const WORTH_MUCH: Gain = Gain {
     cpus: 1 << 20,
 };
 
-/// A machine of four CPUs on which samples cost what they do on hardware.
+/// A machine of four CPUs with the costs of hardware.
 pub const HARDWARE: Gain = Gain {
     loads_per_sample: Some(4093),
     waits: 1.0,
@@ -34,41 +32,40 @@ pub const HARDWARE: Gain = Gain {
     cpus: 4,
 };
 
-/// What happens to a machine.
+/// The events on a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Script {
-    /// Blocks that the process has in fast memory at first: its first ones.
+    /// Number of the process's blocks in fast memory at first: its first ones.
     pub fast: u64,
-    /// Blocks that it has in slow memory at first: those that follow.
+    /// Number of its blocks in slow memory at first: the following ones.
     pub slow: u64,
     /// Free blocks of fast memory.
     pub fast_free: u64,
     /// Free blocks of slow memory.
     pub slow_free: u64,
-    /// Blocks that will not move, counted from the process's first.
+    /// Unmovable blocks, counted from the process's first.
     pub stuck: BTreeSet<u64>,
-    /// The most that moves in one direction in an epoch, MiB.
+    /// Limit of moves in one direction per epoch, MiB.
     pub batch_mib: u64,
-    /// What happens before each epoch.
+    /// Events before each epoch.
     pub epochs: Vec<EpochScript>,
 }
 
-/// What happens before one epoch.
+/// Events before one epoch.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct EpochScript {
-    /// Blocks that are mapped behind the last one, in slow memory; as many as are free there at
-    /// the most.
+    /// Blocks that are mapped behind the last one, in slow memory, if there are enough free blocks.
     pub grown: u64,
-    /// Blocks of which an access is sampled, in this order.
+    /// Blocks with a sampled access, in this order.
     pub samples: Vec<u64>,
 }
 
 impl Script {
-    /// A script that follows from a number.
+    /// A pseudorandom script from a seed.
     pub fn new(seed: u64) -> Self {
         let mut state = seed;
         let mut below = |n: u64| {
-            // Knuth's MMIX generator; the high half of a product spreads best.
+            // Knuth's MMIX generator; the high half of a product is the most random.
             state = state
                 .wrapping_mul(6364136223846793005)
                 .wrapping_add(1442695040888963407);
@@ -89,7 +86,7 @@ impl Script {
                 _ => below(800),
             };
             let sample = |below: &mut dyn FnMut(u64) -> u64| match below(10) {
-                // Now and then beyond what is mapped.
+                // Sometimes beyond the mapped blocks.
                 0 => below(mapped + 2),
                 _ => (hot + below(hot_len)) % mapped,
             };
@@ -98,7 +95,7 @@ impl Script {
             EpochScript { grown, samples }
         };
         let mut epochs: Vec<_> = (0..epochs).map(|_| epoch(&mut below)).collect();
-        // When an agent looks first is its driver's affair.
+        // Drivers may differ in when an agent looks first.
         epochs[0].grown = 0;
         Self {
             fast,
@@ -111,7 +108,7 @@ impl Script {
         }
     }
 
-    /// What the agent is set to on this machine.
+    /// The agent's tuning on this machine.
     pub fn tuning(&self) -> Tuning {
         let tuning = Tuning::default();
         Tuning {
@@ -120,8 +117,7 @@ impl Script {
         }
     }
 
-    /// What the engine is set to. How long moves take differs from machine to machine, and must
-    /// decide nothing here.
+    /// The engine's settings. The duration of moves differs between machines, and must not change decisions here.
     pub fn config(&self) -> Config {
         Config::new(&self.tuning(), self.fast_size())
     }
@@ -134,21 +130,21 @@ impl Script {
 
 /// A driver on a machine.
 pub trait Rig {
-    /// A machine as the script says before its epochs, and an agent that has not begun.
+    /// Creates the script's machine, and an agent that has not started.
     fn new(script: &Script) -> Self;
 
-    /// The process's first address, a multiple of a block.
+    /// The process's first address, a multiple of the block size.
     fn base(&self) -> GuestVirtAddr;
 
-    /// Lets this happen, and then the agent run until it sleeps. Returns what its engine asked
-    /// for, each as `{:?}` of the [`Request`], the last one a sleep.
+    /// Applies these events, and runs the agent until it sleeps. Returns its engine's requests, each as `{:?}` of the
+    /// [`Request`]; the last one is a sleep.
     fn epoch(&mut self, epoch: &EpochScript) -> Vec<String>;
 }
 
-/// Whether a driver tells its engine what it should, when it should.
+/// Checks that a driver gives its engine the right inputs at the right time.
 ///
 /// # Errors
-/// The first epoch in which its engine asked for something else.
+/// The first epoch with different requests.
 pub fn conforms<R: Rig>(script: &Script) -> Result<(), String> {
     let mut rig = R::new(script);
     let mut plain = Plain::new(script, rig.base());
@@ -167,7 +163,7 @@ pub fn conforms<R: Rig>(script: &Script) -> Result<(), String> {
     Ok(())
 }
 
-/// A kernel that is a map.
+/// A simulated kernel that is a map.
 #[derive(Debug, Clone)]
 pub struct MapKernel {
     base: GuestVirtAddr,
@@ -179,7 +175,7 @@ pub struct MapKernel {
 }
 
 impl MapKernel {
-    /// A machine as the script says.
+    /// The machine of a script.
     pub fn new(script: &Script, base: GuestVirtAddr) -> Self {
         let first = Block::of(base).0;
         let mapped = script.fast + script.slow;
@@ -196,7 +192,7 @@ impl MapKernel {
         }
     }
 
-    /// Maps blocks behind the last one, as far as slow memory has room.
+    /// Maps blocks behind the last one, as far as there is free slow memory.
     pub fn grow(&mut self, blocks: u64) {
         for _ in 0..blocks.min(self.free.slow) {
             let block = Block(Block::of(self.base).0 + self.mapped);
@@ -206,13 +202,13 @@ impl MapKernel {
         }
     }
 
-    /// What the process maps.
+    /// The process's mapping.
     pub fn space(&self) -> Option<VirtRange> {
         let end = GuestVirtAddr(self.base.0 + self.mapped * BLOCK_SIZE);
         VirtRange::new(self.base, end)
     }
 
-    /// Where a block lies.
+    /// The place of a block.
     pub fn locate(&self, block: Block) -> Spread {
         let bytes = |in_fast: bool| {
             let here = self.in_fast.get(&block) == Some(&in_fast);
@@ -226,7 +222,7 @@ impl MapKernel {
         ]))
     }
 
-    /// Moves a block, if it will and there is room.
+    /// Moves a block, if it is movable and there is free memory.
     pub fn migrate(&mut self, block: Block, direction: Direction) {
         let to_fast = direction == Direction::Promotion;
         let Some(in_fast) = self.in_fast.get_mut(&block) else {
@@ -243,7 +239,7 @@ impl MapKernel {
         }
     }
 
-    /// How full the tiers are.
+    /// Free memory of the tiers.
     pub fn nodes(&self) -> ByLevel<NodeFacts> {
         let facts = |tier| NodeFacts {
             free: ByteCount(self.free.get(tier) * BLOCK_SIZE),
@@ -260,20 +256,20 @@ pub struct Plain<S: Strategy = ByHeat> {
     pub kernel: MapKernel,
     /// Its engine.
     pub engine: Engine<S>,
-    /// Time that moving a block takes, nanoseconds.
+    /// Time to move a block, nanoseconds.
     pub block_ns: u64,
     is_known: bool,
 }
 
 impl Plain {
-    /// Before the first epoch.
+    /// Creates the driver before its first epoch.
     pub fn new(script: &Script, base: GuestVirtAddr) -> Self {
         Self::with(ByHeat::new(WORTH_MUCH), script, base)
     }
 }
 
 impl<S: Strategy> Plain<S> {
-    /// The same with another strategy.
+    /// Creates a driver with another strategy.
     pub fn with(strategy: S, script: &Script, base: GuestVirtAddr) -> Self {
         let config = script.config();
         Self {
@@ -284,10 +280,10 @@ impl<S: Strategy> Plain<S> {
         }
     }
 
-    /// Does what the engine asks for; see [`Rig::epoch`].
+    /// Answers the engine's requests in one epoch; see [`Rig::epoch`].
     ///
     /// # Panics
-    /// When the engine takes an answer for a misuse.
+    /// The engine reports an answer as misuse.
     pub fn epoch(&mut self, epoch: &EpochScript) -> Vec<String> {
         self.kernel.grow(epoch.grown);
         let mut asked = vec![];
@@ -306,7 +302,7 @@ impl<S: Strategy> Plain<S> {
     /// Answers one request.
     ///
     /// # Panics
-    /// Likewise.
+    /// The engine reports the answer as misuse.
     pub fn answer(&mut self, epoch: &EpochScript) {
         let engine = &mut self.engine;
         let pushed = match engine.request() {
@@ -367,12 +363,12 @@ impl<S: Strategy> Plain<S> {
     }
 }
 
-/// A script in which a hot set of `hot` blocks lies behind `fast` idle ones for so many epochs.
+/// A script with a hot set of `hot` blocks behind `fast` idle ones, for `epochs` epochs.
 pub fn hot_set(fast: u64, slow: u64, hot: std::ops::Range<u64>, epochs: usize) -> Script {
     let len = hot.end - hot.start;
     let sample = |i: u64| match i % 10 {
         0 => i * 7919 % (fast + slow),
-        // Nine of ten, each block in turn.
+        // Nine of ten samples, each hot block in turn.
         _ => hot.start + (i - i / 10) % len,
     };
     let epoch = EpochScript {

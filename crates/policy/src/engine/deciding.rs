@@ -1,4 +1,4 @@
-//! What an epoch decides, from its beginning to its plan.
+//! Decides the plan of an epoch.
 
 use std::collections::BTreeMap;
 
@@ -10,32 +10,30 @@ use super::{Engine, EpochEnd, LookUps, State, Strategy};
 use crate::residency::CHUNKS_MAX;
 use crate::{Block, Budget, ByLevel, ByteCount, Level, MIB, Pid, Room, Sample, Situation, rank};
 
-/// The most samples that are taken in one epoch.
+/// Maximum number of samples per epoch.
 pub(super) const SAMPLES_MAX: usize = 1 << 16;
 
-/// Blocks of unknown place that are looked up in one epoch, hottest first.
+/// Maximum number of unknown blocks looked up per epoch, the hottest first.
 const LOOK_UPS_MAX: usize = 8192;
 
-/// Blocks of each process where a strategy wants all: 32 TiB.
+/// Maximum number of blocks of a process looked up if a strategy wants all: 32 TiB.
 const ALL_LOOK_UPS_MAX: usize = 1 << 24;
 
-/// Epochs after which it is looked at how full the nodes are, even when nothing is to move.
+/// Epochs after which free memory is read even if nothing is to move.
 const ROOM_EPOCHS: u32 = 8;
 
-/// Epochs after which ranges are made of the counts of blocks, where memory is small.
+/// Epochs between two computations of ranges from block counts, for small memory.
 const RANK_EPOCHS: u32 = 4;
 
-/// Milliseconds between two looks at which processes and mappings there are.
+/// Time between two refreshes of processes and mappings, milliseconds.
 const REFRESH_MS: u64 = 2000;
 
-/// Nanoseconds in a millisecond.
 const NS_PER_MS: u64 = 1_000_000;
 
-/// How many times as long while nothing is accessed.
+/// Factor of the refresh interval while nothing is accessed.
 const IDLE_REFRESH_FACTOR: u64 = 5;
 
-/// More samples astray than this, and than a tenth of all, mean memory that was mapped since the
-/// last look.
+/// If more stray samples than this, and more than a tenth of all, arrive, memory was mapped since the last refresh.
 const ASTRAY_MIN: u64 = 16;
 const ASTRAY_PART: u64 = 10;
 
@@ -44,7 +42,7 @@ const RESERVE_PART: u64 = 128;
 const RESERVE_MIN: u64 = 4 * MIB;
 const RESERVE_MAX: u64 = 64 * MIB;
 
-/// Part of the reserve below which blocks leave to restore it.
+/// Part of the reserve below which blocks are demoted to restore it.
 const LOW_PART: u64 = 4;
 
 impl<S: Strategy> Engine<S> {
@@ -79,7 +77,7 @@ impl<S: Strategy> Engine<S> {
         self.state = State::Samples;
     }
 
-    /// Counts the samples that have come.
+    /// Counts the new samples.
     pub(super) fn count_samples(&mut self) {
         let mut batch = std::mem::take(&mut self.batch);
         if S::COUNTS_BLOCKS {
@@ -122,8 +120,8 @@ impl<S: Strategy> Engine<S> {
         figures.samples_lost = figures.samples_lost.saturating_add(lost);
         figures.samples_astray = figures.samples_astray.saturating_add(astray);
         if self.astray > ASTRAY_MIN && self.astray.saturating_mul(ASTRAY_PART) > self.samples {
-            // Memory was mapped since the last look, and is in use. (Records that a tracker rejects, as those of the
-            // kernel's own memory, say nothing of that.)
+            // Memory was mapped since the last refresh, and is in use. Records that a tracker rejects, such as those of
+            // kernel memory, do not show that.
             self.refresh_at = self.refresh_at.min(self.epoch.saturating_add(1));
         }
         let slept_ns = (u64::from(self.slept) * self.config.epoch_ms).saturating_mul(NS_PER_MS);
@@ -152,7 +150,7 @@ impl<S: Strategy> Engine<S> {
         self.look_up(has_news);
     }
 
-    /// Ranks, and begins to look up what is to be known for a plan.
+    /// Ranks ranges, and starts the look-ups that a plan needs.
     pub(super) fn look_up(&mut self, has_news: bool) {
         let is_known = self.processes.values().all(|p| p.all_known);
         let is_due = !S::COUNTS_BLOCKS || self.epoch.is_multiple_of(self.ranks_every());
@@ -175,14 +173,14 @@ impl<S: Strategy> Engine<S> {
         self.next_look_up();
     }
 
-    /// Epochs after which ranges are made of the counts of blocks: an epoch's part of that is bounded.
+    /// Epochs between two computations of ranges, so that one epoch's work is bounded.
     fn ranks_every(&self) -> u32 {
         let chunks: usize = self.processes.values().map(|p| p.classifier.chunks()).sum();
         RANK_EPOCHS
             .max(u32::try_from(RANK_EPOCHS as usize * chunks / CHUNKS_MAX).unwrap_or(u32::MAX))
     }
 
-    /// Unknown blocks, hottest first, and some known ones again.
+    /// Chooses unknown blocks, the hottest first, and some known ones again.
     fn choose_look_ups(&mut self) {
         let mut wanted: BTreeMap<Pid, Vec<Block>> = BTreeMap::new();
         let mut left = LOOK_UPS_MAX;
@@ -203,7 +201,7 @@ impl<S: Strategy> Engine<S> {
         let faster = self.config.slowest.faster();
         let size = ByteCount(faster.map(|level| self.config.sizes.get(level).0).sum());
         for (pid, block) in self.rechecks.take_turn(&self.ranking, size) {
-            // What is unknown is asked for above, or has to wait like the others.
+            // Unknown blocks were chosen above, or must wait.
             if self.residency.get(pid, block).is_some() {
                 wanted.entry(pid).or_default().push(block);
             }
@@ -227,16 +225,16 @@ impl<S: Strategy> Engine<S> {
         self.state = State::Plan;
     }
 
-    /// Whether the balloon waits for memory of a tier: it takes the fastest.
+    /// Whether the balloon waits for memory of a tier; it takes memory of the fastest.
     pub(super) fn balloon_waits_at(&self, level: Level) -> bool {
         level == Level::First && self.balloon_wants.0 > 0
     }
 
-    /// Room on both sides of the boundary below `level`.
+    /// Free memory on both sides of the boundary below `level`.
     fn room_of(&self, level: Level, usable: &ByLevel<ByteCount>) -> Room {
         let reserve = self.config.sizes.get(level).0 / RESERVE_PART;
         let mut fast_reserve = ByteCount(reserve.clamp(RESERVE_MIN, RESERVE_MAX));
-        // Where moves have to pay, none is for a reserve alone: programs that filled fast memory left none.
+        // Where moves must pay, no block is demoted for a reserve alone: programs that filled fast memory left none.
         let mut fast_low = match S::ONLY_WHAT_PAYS {
             true => ByteCount(0),
             false => ByteCount(fast_reserve.0 / LOW_PART),
@@ -254,14 +252,14 @@ impl<S: Strategy> Engine<S> {
         }
     }
 
-    /// Takes in what the tiers have to give, and plans.
+    /// Takes the tiers' free memory, and plans.
     pub(super) fn plan(&mut self, usable: ByLevel<ByteCount>) {
         self.usable = Some(usable);
         let plans = self.draft(&usable);
         self.carry_out(plans);
     }
 
-    /// Plans for each boundary, the fastest first.
+    /// Makes plans for all boundaries, the fastest first.
     pub(super) fn draft(&mut self, usable: &ByLevel<ByteCount>) -> Plans {
         let heats: Vec<(Pid, &S::Classifier)> = (self.processes.iter())
             .map(|(&pid, p)| (pid, &p.classifier))
@@ -273,7 +271,7 @@ impl<S: Strategy> Engine<S> {
             let situation = Situation {
                 ranking: &self.ranking,
                 residency: &self.residency,
-                // The fastest tier is what groups divide.
+                // Shares apply to the fastest tier only.
                 shares: match level {
                     Level::First => &self.shares,
                     _ => &nobody,
@@ -289,7 +287,7 @@ impl<S: Strategy> Engine<S> {
                 epoch_ms: self.config.epoch_ms,
             };
             let plan = self.strategy.plan(&situation, &heats);
-            // Memory that is demoted takes the nearest room below.
+            // Demoted memory uses the nearest free memory below.
             let mut demoted: u64 = plan.demotions.iter().map(|r| r.bytes.0).sum();
             for slower in level.slower() {
                 let room = usable.get_mut(slower);

@@ -1,14 +1,12 @@
-//! The epoch loop's decisions, without its effects.
+//! The decisions of the epoch loop, as a state machine without I/O.
 //!
 //! # Problem
-//! A live agent and a simulator shall decide alike: when to look which processes there are, which
-//! blocks to look up, when to read how full the nodes are, what to move in which order, when to
-//! give up, and when to wake next. What differs between them is only how that is carried out and
-//! what it costs.
+//! A live agent and a simulator must decide alike. They decide when to list processes and read free memory, which
+//! blocks to look up, what to move in which order, when to give up, and when to wake. They differ only in how this is
+//! carried out, and in its cost.
 //!
 //! # Approach
-//! A state machine without I/O. A driver tells what happened ([`Input`]) and does what is asked
-//! for ([`Request`]), one thing at a time:
+//! A driver reports events ([`Input`]) and carries out requests ([`Request`]), one at a time:
 //!
 //! ```text
 //! loop {
@@ -20,21 +18,23 @@
 //! }
 //! ```
 //!
-//! An epoch is: refresh (now and then), samples, classification, look-ups, plan, moves, sleep.
-//! While nothing is accessed it ends after the samples. Reading how full the nodes are costs more
-//! than planning: so the plan is first made with what was read some epochs ago, and only when it
-//! is not empty with what is true now. Every block is looked up again in turn, a few in an epoch,
-//! and hot ones more often, because others move memory, too. Promotions of which less than half moved show that fast memory
-//! does not have what it seemed to have: the rest is given up. What does not move is set
-//! aside, see [`ResidencyMap`].
+//! An epoch is: refresh (sometimes), samples, classification, look-ups, plan, moves, sleep. While nothing is accessed
+//! it ends after the samples.
+//!
+//! Reading free memory costs more than planning. Hence the plan is first made with a reading of some epochs ago. Only
+//! if it is not empty, it is made again with a new reading.
+//!
+//! Every block is looked up again in turn, a few per epoch, and hot ones more often, because others move memory, too.
+//! If less than half of a batch of promotions moves, fast memory has less room than it seemed to have, and the rest is
+//! dropped. Unmovable blocks are retried later, see [`ResidencyMap`].
 //!
 //! # Properties
 //! - Between two sleeps there is a bounded number of requests.
-//! - Every planned relocation is tried once or given up.
-//! - Promotions leave fast memory its level, if nobody else takes of it.
+//! - Every planned relocation is tried once or dropped.
+//! - Promotions leave fast memory its level, if no other program takes memory.
 //! - The same inputs give the same requests.
-//! - A process that has ended is never asked for again.
-//! - Total: nothing that is told, in whatever order, makes it panic, and a [`Misuse`] changes nothing.
+//! - A process that has ended is never requested again.
+//! - No sequence of inputs panics, and a [`Misuse`] changes nothing.
 
 mod carrying;
 #[cfg(any(test, feature = "testing"))]
@@ -66,17 +66,17 @@ use crate::{
     Share, Spread, VirtRange, WorkingSet, working_set,
 };
 
-/// After so many epochs in which nothing was to move, every second one is left out, or more: a stable
-/// workload is disturbed half as often, and one that changes is noticed one epoch later.
+/// Number of epochs without moves after which every second epoch, or more, is skipped. A stable workload is disturbed
+/// half as often, and a change is noticed one epoch later.
 const CALM_AFTER_EPOCHS: u32 = 8;
 
-/// No more epochs than these count. Each block that moves takes one of them back.
+/// Upper limit of counted calm epochs. Each moved block takes one back.
 const CALM_MAX: u32 = 2 * CALM_AFTER_EPOCHS;
 
-/// More memory than any machine has. Amounts up to here can be added up without overflow.
+/// More memory than any machine has. Sums of amounts up to this cannot overflow.
 const BYTES_MAX: u64 = 1 << 56;
 
-/// What has happened since the start.
+/// Counters since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Figures {
     /// Epochs in which samples were taken.
@@ -85,9 +85,9 @@ pub struct Figures {
     pub samples: u64,
     /// Samples that the tracker lost.
     pub samples_lost: u64,
-    /// Samples and records that belong to no known memory, or were malformed.
+    /// Samples and records outside of known memory, or malformed.
     pub samples_astray: u64,
-    /// Bytes that were tried to move.
+    /// Bytes that the engine tried to move.
     pub tried: ByteCount,
     /// Bytes moved to fast memory, verified.
     pub promoted: ByteCount,
@@ -95,29 +95,29 @@ pub struct Figures {
     pub demoted: ByteCount,
 }
 
-/// What an engine is at.
+/// The engine's phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// Finding out what there is, and what is to move.
+    /// Collecting facts and deciding what to move.
     Deciding,
     /// Carrying a plan out.
     Moving,
-    /// Nothing.
+    /// Sleeping.
     Asleep,
 }
 
-/// What an engine waits for.
+/// The input that an engine waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Refresh,
     Samples,
-    /// Of the last of the look-ups that are left.
+    /// Answer to the last remaining look-up.
     LookUp,
-    /// Node facts, to plan.
+    /// Free memory, to plan.
     Plan,
-    /// Node facts, for the next batch.
+    /// Free memory, for the next batch.
     Room,
-    /// What becomes of the batch.
+    /// The result of the batch.
     Move,
     Reclaim,
     Asleep,
@@ -130,42 +130,42 @@ pub struct Engine<S: Strategy = ByHeat> {
     config: Config,
     processes: BTreeMap<Pid, Process<S::Classifier>>,
     residency: ResidencyMap,
-    /// Of those processes that have one.
+    /// Shares of processes that have one.
     shares: BTreeMap<Pid, Share>,
-    /// The socket that each process runs on, where it is not 0.
+    /// Each process's socket, if it is not 0.
     sockets: BTreeMap<Pid, u32>,
-    /// Of the last plan; empty while nothing is accessed.
+    /// Ranking of the last plan; empty while nothing is accessed.
     ranking: Vec<RankedRange>,
-    /// Look-ups that are left, next one last.
+    /// Remaining look-ups; the next one is last.
     look_ups: Vec<(Pid, Vec<Block>)>,
     rechecks: Rechecks,
     moves: Moves,
     state: State,
     epoch: u32,
     refresh_at: u32,
-    /// Epochs in a row in which nothing was to move.
+    /// Number of consecutive epochs without moves.
     calm: u32,
     /// Whether the epoch's events repeat those of the last one.
     is_repeat: bool,
-    /// Epochs of the usual length that the last sleep took, and the time that moves took since.
+    /// Length of the last sleep in normal epochs, and the duration of moves since.
     slept: u32,
     moving_ns: u64,
-    /// Blocks that more evidence is wanted of.
+    /// Blocks for which more evidence is requested.
     wanted: Vec<(Pid, Block)>,
-    /// Usable memory of each tier when last looked at.
+    /// Usable memory of each tier at the last reading.
     usable: Option<ByLevel<ByteCount>>,
     balloon_wants: ByteCount,
     paused: bool,
     /// Samples that are not counted yet.
     batch: Vec<Sample>,
-    /// This epoch's samples, and those of them that are astray.
+    /// Number of this epoch's samples, and of stray ones.
     samples: u64,
     astray: u64,
     figures: Figures,
 }
 
 impl<S: Strategy> Engine<S> {
-    /// An engine that knows nothing yet: it first asks which processes there are.
+    /// Creates an engine, which first requests a refresh.
     pub fn new(strategy: S, config: Config) -> Self {
         Self {
             slept: 1,
@@ -196,7 +196,7 @@ impl<S: Strategy> Engine<S> {
         }
     }
 
-    /// What is asked for. The same until it is answered, or until a process that it names ends.
+    /// The present request. It stays until it is answered, or until its process ends.
     pub fn request(&self) -> Request<'_> {
         match self.state {
             State::Refresh => Request::Refresh,
@@ -223,10 +223,10 @@ impl<S: Strategy> Engine<S> {
         }
     }
 
-    /// Takes what a driver tells.
+    /// Takes an input.
     ///
     /// # Errors
-    /// When it does not fit what was asked for or what is known; nothing has changed then.
+    /// The input does not fit the request or known facts; nothing has changed then.
     #[inline]
     pub fn push(&mut self, input: Input<'_>) -> Result<(), Misuse> {
         if let (Input::Sample(sample), State::Samples) = (input, self.state) {
@@ -313,7 +313,7 @@ impl<S: Strategy> Engine<S> {
         Ok(())
     }
 
-    /// What it is at.
+    /// The engine's phase.
     pub fn stage(&self) -> Stage {
         match self.state {
             State::Refresh | State::Samples | State::LookUp | State::Plan => Stage::Deciding,
@@ -322,71 +322,70 @@ impl<S: Strategy> Engine<S> {
         }
     }
 
-    /// The epoch: how often one has begun.
+    /// The epoch: number of epochs that have started.
     pub fn epoch(&self) -> u32 {
         self.epoch
     }
 
-    /// What has happened since the start.
+    /// Counters since the start.
     pub fn figures(&self) -> Figures {
         self.figures
     }
 
-    /// The memory of a process that may be moved, as it was told last; none of one that is not known.
+    /// Movable memory of a process; empty if it is unknown.
     pub fn space(&self, pid: Pid) -> &[VirtRange] {
         self.processes.get(&pid).map_or(&[], |p| &p.space)
     }
 
-    /// What is known of how a process accesses its memory; nothing of one that is not known.
+    /// The classifier of a process; `None` if it is unknown.
     pub fn classifier(&self, pid: Pid) -> Option<&S::Classifier> {
         self.processes.get(&pid).map(|p| &p.classifier)
     }
 
-    /// The processes looked after.
+    /// The managed processes.
     pub fn processes(&self) -> impl Iterator<Item = ProcessFigures> {
         let figures = |(&pid, p): (&Pid, &Process<_>)| p.figures(pid, &self.residency);
         self.processes.iter().map(figures)
     }
 
-    /// The ranges of all processes, hottest first, as of the last plan; none while nothing is
-    /// accessed.
+    /// Ranges of all processes at the last plan, the hottest first; empty while nothing is accessed.
     pub fn ranking(&self) -> &[RankedRange] {
         &self.ranking
     }
 
-    /// Where blocks lie, as far as known.
+    /// Known places of blocks.
     pub fn residency(&self) -> &ResidencyMap {
         &self.residency
     }
 
-    /// Bytes of what it remembers of processes and where their blocks lie, without what an allocator adds.
+    /// Memory for processes and places of blocks, bytes, without the allocator's overhead.
     pub fn state_bytes(&self) -> usize {
         let processes = self.processes.values();
         let heat: usize = processes.map(|p| p.classifier.state_bytes()).sum();
         heat + self.residency.state_bytes()
     }
 
-    /// Blocks that would not move and are left alone for a while.
+    /// Number of unmovable blocks that wait for a retry.
     pub fn set_aside(&self) -> usize {
         self.residency.set_aside(self.epoch)
     }
 
-    /// Memory in use again and again, and how well it lies.
+    /// The working set, and its share in fast memory.
     pub fn working_set(&self) -> WorkingSet {
         working_set(&self.ranking, &self.residency)
     }
 
-    /// Fast memory that programs could take when the nodes were last looked at.
+    /// Fast memory available to programs at the last reading.
     pub fn fast_free(&self) -> Option<ByteCount> {
         self.usable.map(|usable| usable.0[0])
     }
 
-    /// What moves have cost and brought.
+    /// Cost and benefit of moves.
     pub fn balance(&self) -> Balance {
         self.strategy.balance()
     }
 
-    /// What more evidence promises.
+    /// The expected value of more evidence.
     pub fn prospect(&self) -> Prospect {
         let balance = self.balance();
         Prospect {
@@ -395,7 +394,7 @@ impl<S: Strategy> Engine<S> {
         }
     }
 
-    /// Epochs of the usual length until the next one.
+    /// Number of normal epochs until the next one.
     fn pause_epochs(&self) -> u32 {
         match self.calm >= CALM_AFTER_EPOCHS && !S::CLASSIFIES_APART {
             true => 2,
@@ -472,7 +471,7 @@ impl<S: Strategy> Engine<S> {
         }
         self.config.sizes = sizes;
         self.strategy.set_cpus(cpus);
-        // The nodes are not as full as they were.
+        // Free memory has changed.
         self.usable = None;
         Ok(())
     }
@@ -488,12 +487,11 @@ impl<S: Strategy> Engine<S> {
         Ok(())
     }
 
-    /// What the balloon waits for is demoted at once as far as a batch goes, the rest in the
-    /// epochs that follow.
+    /// Makes room for the balloon: one batch is demoted at once, the rest in later epochs.
     fn make_room(&mut self, wanted: ByteCount) {
         let is_new = self.balloon_wants.0 == 0 && wanted.0 > 0;
         self.balloon_wants = wanted;
-        // The nodes are not as full as they were.
+        // Free memory has changed.
         self.usable = None;
         self.calm = 0;
         if is_new && !self.paused && self.state == State::Asleep {
@@ -510,7 +508,7 @@ impl<S: Strategy> Engine<S> {
         };
         let watched_s = it.exposure_ns as f64 * 1e-9;
         let known_s = f64::from(it.events) / process.classifier.rate_of(it.block);
-        // A block that is known to be hotter than the least rate may be as hot as before.
+        // A lower bound says nothing about a block that is known to be hotter.
         let says_nothing = it.is_least && known_s < watched_s;
         let exposure_s = if says_nothing { known_s } else { watched_s };
         if !says_nothing {
@@ -544,7 +542,7 @@ impl<S: Strategy> Engine<S> {
     }
 }
 
-/// `bytes`, unless no machine has so many.
+/// `bytes`, or an error if no machine has as many.
 fn bounded(bytes: ByteCount) -> Result<ByteCount, Misuse> {
     match bytes.0 {
         0..=BYTES_MAX => Ok(bytes),
@@ -560,7 +558,7 @@ fn usable(facts: ByLevel<NodeFacts>) -> Result<ByLevel<ByteCount>, Misuse> {
     Ok(ByLevel(facts.0.map(|tier| tier.usable())))
 }
 
-/// Whether these can be the places of so many blocks.
+/// Checks that these are possible places of the requested blocks.
 fn check(placements: &[Spread], asked: usize) -> Result<(), Misuse> {
     let told = placements.len();
     if told != asked {

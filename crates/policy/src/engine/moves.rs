@@ -1,41 +1,40 @@
-//! A plan on its way: relocations that are handed out batch by batch.
+//! Hands a plan's relocations out, batch by batch.
 //!
 //! # Approach
-//! Promotions run while fast memory has room for them above the plan's level; then a batch of
-//! demotions makes room, and so on, so that free fast memory keeps its level and the kernel's
-//! reclaim sleeps. How much room there is, is asked for before every batch: what a demotion frees
-//! may wait on a CPU's own list, out of reach for pages of another size, and a promotion that
-//! finds no page goes through direct reclaim before it fails. A little may be missing ([`MISSING_PART`]): the kernel
-//! takes and frees pages meanwhile, and a demotion whose promotion does not fit was for nothing.
+//! Promotions run while fast memory has room for them above the plan's level. Then a batch of demotions makes room, and
+//! so on. So free fast memory keeps its level, and kswapd sleeps. Free memory is read before every batch, for two
+//! reasons. Pages that a demotion frees may wait on a per-CPU list, where allocations of another size cannot use them.
+//! And a promotion that finds no page does direct reclaim before it fails. A little may be missing ([`MISSING_PART`]),
+//! since the kernel allocates and frees pages meanwhile, and a demotion without its promotion is wasted.
 //!
 //! # Properties
-//! - Every planned relocation is handed out once or given up; a plan comes to its end.
-//! - Promotions are handed out only as far as there is room above the level, but for the part that may be missing to the
-//!   last one.
+//! - Every planned relocation is handed out once or dropped; a plan ends.
+//! - Promotions are handed out only while they fit above the level, except for the part of the last one that may be
+//!   missing.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use super::protocol::Direction;
 use crate::{Block, ByLevel, ByteCount, Level, Pid, Plan, Relocation};
 
-/// The most blocks in one batch of moves: 16 MiB.
+/// Maximum number of blocks in a batch: 16 MiB.
 pub const BATCH_BLOCKS: usize = 8;
 
-/// A promotion fits where no more than this part of its bytes is missing.
+/// A promotion fits if at most this part of its bytes is missing.
 const MISSING_PART: u64 = 8;
 
-/// The rest of the plans, and the batch on its way.
+/// The rest of the plans, and the present batch.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Moves {
-    /// By boundary, each below a tier.
+    /// Queues by boundary, each below a tier.
     queues: ByLevel<Queue>,
-    /// Reclaims in a row that made no room.
+    /// Number of consecutive reclaims that made no room.
     reclaims: u32,
     /// The batch that was handed out last: relocations of one process over one boundary.
     pub(super) batch: Vec<Relocation>,
-    /// The boundary that it crosses: the one below this tier.
+    /// The boundary of the batch: the one below this tier.
     pub(super) level: Level,
-    /// Where that batch goes.
+    /// The direction of the batch.
     pub(super) direction: Direction,
 }
 
@@ -44,23 +43,23 @@ pub(super) struct Moves {
 struct Queue {
     promotions: VecDeque<Relocation>,
     demotions: VecDeque<Relocation>,
-    /// Free memory of the faster tier that promotions leave.
+    /// Free memory that promotions leave in the faster tier.
     kept: ByteCount,
 }
 
-/// What comes next.
+/// The next step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
-    /// The new batch.
+    /// Move the new batch.
     Batch,
-    /// Reclaim has to make room first.
+    /// Reclaim first, to make room.
     Reclaim,
-    /// Nothing: all was handed out or given up.
+    /// All relocations were handed out or dropped.
     Done,
 }
 
 impl Moves {
-    /// Adds a plan for the boundary below a tier; blocks that are on their way already are left out.
+    /// Adds a plan for the boundary below a tier, without blocks that are moving already.
     pub(super) fn add(&mut self, level: Level, plan: Plan) {
         let all = self.queues.0.iter().flat_map(Queue::all);
         let queued: BTreeSet<(Pid, Block)> = all.map(|r| (r.pid, r.block)).collect();
@@ -76,7 +75,7 @@ impl Moves {
             .extend(plan.demotions.into_iter().filter(is_new));
     }
 
-    /// Whether nothing is left to hand out.
+    /// Whether no relocation remains.
     pub(super) fn is_done(&self) -> bool {
         self.queues
             .0
@@ -84,12 +83,12 @@ impl Moves {
             .all(|queue| queue.all().next().is_none())
     }
 
-    /// Whether it matters how much room there is.
+    /// Whether free memory matters.
     pub(super) fn wants_room(&self) -> bool {
         self.queues.0.iter().any(|q| !q.promotions.is_empty())
     }
 
-    /// Takes the batch back that was handed out last, if nobody has said what became of it.
+    /// Takes an unanswered batch back.
     pub(super) fn take_back(&mut self) {
         let queue = self.queues.get_mut(self.level);
         let queue = match self.direction {
@@ -101,22 +100,22 @@ impl Moves {
         }
     }
 
-    /// What became of the batch is known.
+    /// Ends the batch after its result.
     pub(super) fn end_batch(&mut self) {
         self.batch.clear();
     }
 
-    /// All that is left is given up.
+    /// Drops all remaining relocations.
     pub(super) fn give_up(&mut self) {
         self.queues = ByLevel::default();
     }
 
-    /// The rest of the promotions over the last batch's boundary is left for another epoch.
+    /// Drops the remaining promotions over the last batch's boundary.
     pub(super) fn give_up_promotions(&mut self) {
         self.queues.get_mut(self.level).promotions.clear();
     }
 
-    /// Drops what is left of a process.
+    /// Drops a process's relocations.
     pub(super) fn forget(&mut self, pid: Pid) {
         for queue in &mut self.queues.0 {
             queue.promotions.retain(|r| r.pid != pid);
@@ -124,7 +123,7 @@ impl Moves {
         }
     }
 
-    /// Drops what is left of a process's blocks that are no longer to be moved.
+    /// Drops a process's relocations of blocks that must not move any more.
     pub(super) fn keep(&mut self, pid: Pid, stays: impl Fn(Block) -> bool) {
         let stays = |r: &Relocation| r.pid != pid || stays(r.block);
         for queue in &mut self.queues.0 {
@@ -133,9 +132,9 @@ impl Moves {
         }
     }
 
-    /// Makes the next batch, of at most `blocks_max` blocks, given the usable memory of each tier. The fastest
-    /// boundary comes first. Where neither a promotion fits nor a demotion is left, promotions wait for up to `reclaims_max`
-    /// reclaims.
+    /// Makes the next batch of at most `blocks_max` blocks. The fastest boundary comes first.
+    ///
+    /// If no promotion fits and no demotion remains, promotions wait for up to `reclaims_max` reclaims.
     pub(super) fn advance(
         &mut self,
         usable: &ByLevel<ByteCount>,
@@ -180,7 +179,7 @@ impl Queue {
     }
 }
 
-/// Takes what makes a batch from the front: relocations of one process that fit.
+/// Takes a batch from the front: fitting relocations of one process.
 fn take_batch(
     from: &mut VecDeque<Relocation>,
     batch: &mut Vec<Relocation>,
@@ -203,7 +202,7 @@ mod tests {
     use super::*;
     use crate::BLOCK_SIZE;
 
-    /// Room in the fastest tier alone.
+    /// Free memory in the fastest tier only.
     fn first(usable: ByteCount) -> ByLevel<ByteCount> {
         ByLevel([usable, ByteCount(0), ByteCount(0), ByteCount(0)])
     }

@@ -1,17 +1,17 @@
-//! One process that an engine looks after.
+//! A process that an engine manages.
 
 use super::strategy::Classify;
 use crate::{Block, GuestVirtAddr, Pid, Placement, ResidencyMap, VirtRange};
 
-/// A process's memory, and what is hot in it.
+/// A process's memory and heat.
 #[derive(Debug, Clone)]
 pub(super) struct Process<C> {
     pub(super) classifier: C,
-    /// Memory that may be moved: sorted, disjoint.
+    /// Movable memory: sorted, disjoint.
     pub(super) space: Vec<VirtRange>,
-    /// Whether the place of every block was looked up at least once.
+    /// Whether every block was looked up at least once.
     pub(super) all_known: bool,
-    /// Where the next recheck begins.
+    /// First block of the next recheck.
     pub(super) next_recheck: Block,
 }
 
@@ -25,14 +25,14 @@ impl<C: Classify> Process<C> {
         }
     }
 
-    /// Whether `addr` lies in memory that may be moved.
+    /// Whether `addr` is in movable memory.
     #[inline]
     pub(super) fn maps(&self, addr: GuestVirtAddr) -> bool {
         let next = self.space.partition_point(|r| r.end() <= addr);
         self.space.get(next).is_some_and(|r| r.contains(addr))
     }
 
-    /// Whether a block touches memory that may be moved.
+    /// Whether a block overlaps movable memory.
     pub(super) fn touches(&self, block: Block) -> bool {
         let next = self
             .space
@@ -42,12 +42,12 @@ impl<C: Classify> Process<C> {
             .is_some_and(|r| Block::numbers_of(r).contains(&block.0))
     }
 
-    /// Whether nothing is known to be accessed.
+    /// Whether no access is known.
     pub(super) fn is_cold(&self) -> bool {
         self.classifier.is_cold()
     }
 
-    /// Adds the next `n` blocks in turn to `blocks`, to be looked up again.
+    /// Adds the next `n` blocks in turn to `blocks`, to look them up again.
     pub(super) fn recheck(&mut self, n: usize, blocks: &mut Vec<Block>) {
         let before = blocks.len();
         let rest = self.space.iter().flat_map(|r| {
@@ -76,15 +76,15 @@ impl<C: Classify> Process<C> {
     }
 }
 
-/// What an engine knows of a process.
+/// Figures of a process.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ProcessFigures {
-    /// Which process.
+    /// Its pid.
     pub pid: Pid,
-    /// Ranges that its address space is classified into.
+    /// Number of ranges of its address space.
     pub ranges: usize,
     /// Decayed samples in them.
     pub samples: f64,
-    /// Where its memory lies, as far as known.
+    /// Known placement of its memory.
     pub placement: Placement,
 }

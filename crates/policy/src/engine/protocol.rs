@@ -1,108 +1,108 @@
-//! What a driver tells an engine, and what an engine asks of its driver.
+//! The protocol between driver and engine: inputs and requests.
 
 use crate::{
     Block, ByLevel, ByteCount, Level, Observation, Pid, Placement, Relocation, Sample, Share,
     Spread, Tier, VirtRange,
 };
 
-/// Something that a driver tells.
+/// An input to the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Input<'a> {
-    /// An epoch begins: what [`Request::Sleep`] asked for has passed. Where a strategy classifies
-    /// apart, one may also begin between two batches of moves; a batch that was asked for and is
-    /// not begun is then asked for again later.
+    /// An epoch begins, after the time of [`Request::Sleep`].
+    ///
+    /// If a strategy classifies apart, an epoch may also begin between two batches. A requested batch that has not
+    /// started is then requested again later.
     Epoch,
-    /// A process is to be looked after from now on.
+    /// A process is managed from now on.
     Started(Pid),
-    /// A process has ended, or is no longer to be looked after.
+    /// A process has ended, or is no longer managed.
     Ended(Pid),
-    /// All memory of a process that may be moved.
+    /// All movable memory of a process.
     Space {
-        /// Whose.
+        /// The process.
         pid: Pid,
         /// Its mappings, sorted and disjoint.
         vmas: &'a [VirtRange],
     },
-    /// The share of fast memory that a process may have from now on; without one it belongs to the others. Moves that
-    /// give it its share need not pay.
+    /// The process's share of fast memory from now on; without one it belongs to the others. Moves that give it its
+    /// share need not pay.
     Share {
-        /// Whose.
+        /// The process.
         pid: Pid,
-        /// Which.
+        /// Its share.
         share: Option<Share>,
     },
-    /// The socket on whose CPUs a process runs; 0 by default. An exchange rather demotes memory of a process on the same
-    /// socket, so that what is promoted finds room there.
+    /// The socket on which a process runs; 0 by default. An exchange prefers to demote memory of a process on the same
+    /// socket, so that promoted memory finds room there.
     Near {
-        /// Which process.
+        /// The process.
         pid: Pid,
-        /// A number for each socket.
+        /// The socket's number.
         socket: u32,
     },
-    /// Sizes and CPUs of the machine have changed.
+    /// The machine's sizes or CPUs have changed.
     Machine {
         /// Size of each tier.
         sizes: ByLevel<ByteCount>,
         /// CPUs that programs run on.
         cpus: u32,
     },
-    /// The balloon waits for so much fast memory, which is left free for it. Zero when it waits
-    /// no longer.
+    /// Fast memory that the balloon waits for, and that is kept free for it; zero if it no longer waits.
     BalloonWants(ByteCount),
-    /// Whether to neither observe nor move from now on.
+    /// Whether observing and moving are paused from now on.
     Paused(bool),
 
-    /// Answers [`Request::Refresh`], after what has changed was told.
+    /// Answers [`Request::Refresh`], after all changes were reported.
     Refreshed,
-    /// One of the samples that [`Request::Samples`] asked for.
+    /// One of the samples for [`Request::Samples`].
     Sample(Sample),
-    /// The result of one look at a block's accessed bits, where these take the place of samples.
+    /// The result of looks at one block, from trackers that scan accessed bits.
     Looked(Observation),
     /// Answers [`Request::Samples`], after all of them.
     SamplesEnd {
         /// Samples that the tracker lost.
         lost: u64,
-        /// Records that were malformed or belonged to nobody.
+        /// Records that were malformed or without a known process.
         rejected: u64,
-        /// They repeat what was told before: nobody has looked since.
+        /// Whether the events repeat earlier ones, because nothing was scanned since.
         is_repeat: bool,
     },
-    /// Answers [`Request::LookUp`]: where each block lies, in the order asked for.
+    /// Answers [`Request::LookUp`]: the place of each block, in order.
     Located(&'a [Spread]),
-    /// Answers [`Request::LookUp`] where nobody could look.
+    /// Answers [`Request::LookUp`] if it failed.
     LookUpFailed,
     /// Answers [`Request::ReadNodes`].
     Nodes(ByLevel<NodeFacts>),
     /// Answers [`Request::Move`].
     Moved {
-        /// Where each block lies now, verified, in the order asked for.
+        /// Verified new place of each block, in order.
         placements: &'a [Spread],
-        /// Time that it took, nanoseconds.
+        /// Duration, nanoseconds.
         took_ns: u64,
     },
-    /// Answers [`Request::Move`] where the whole call failed, for the process has gone for example.
+    /// Answers [`Request::Move`] if the whole call failed, for example because the process has ended.
     MoveFailed,
     /// Answers [`Request::Reclaim`].
     Reclaimed,
 }
 
-/// How full a tier is.
+/// Free memory of a tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NodeFacts {
     /// Free memory.
     pub free: ByteCount,
-    /// What of it is to be left to the kernel: one of its watermarks, with what zones keep back.
+    /// Memory to leave to the kernel: one of its watermarks, including the zones' reserves.
     pub kept: ByteCount,
 }
 
 impl NodeFacts {
-    /// What programs can take before the kernel begins to reclaim.
+    /// Memory that programs can take before the kernel starts to reclaim.
     pub fn usable(&self) -> ByteCount {
         ByteCount(self.free.0.saturating_sub(self.kept.0))
     }
 }
 
-/// Where a move goes.
+/// The direction of a move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Direction {
     /// From slow to fast memory.
@@ -113,7 +113,7 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// The side of a boundary that it goes to.
+    /// The target side of the boundary.
     pub fn to(self) -> Tier {
         match self {
             Self::Promotion => Tier::Fast,
@@ -121,7 +121,7 @@ impl Direction {
         }
     }
 
-    /// How much of a block is still on the side that it should have left.
+    /// Bytes of a block that are still on the side that it should have left.
     pub fn left(self, placement: &Placement) -> ByteCount {
         match self {
             Self::Promotion => placement.slow,
@@ -130,77 +130,76 @@ impl Direction {
     }
 }
 
-/// What an engine asks for, one thing at a time. It is asked for until it is answered.
+/// A request of the engine. It stays until it is answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request<'a> {
-    /// Look which processes there are and what they map, tell what has changed, then
-    /// [`Input::Refreshed`].
+    /// List processes and their mappings, report changes, then answer [`Input::Refreshed`].
     Refresh,
-    /// Tell the samples since the last time, or what looks have found, then [`Input::SamplesEnd`].
+    /// Report the samples or observations since the last time, then answer [`Input::SamplesEnd`].
     Samples {
-        /// The most that are taken; what is over counts as lost.
+        /// The limit; further samples count as lost.
         most: usize,
-        /// Blocks that a tracker which chooses where to look shall look at first.
+        /// Blocks that a scanning tracker should scan first.
         wanted: &'a [(Pid, Block)],
     },
-    /// Look where these blocks lie: [`Input::Located`] or [`Input::LookUpFailed`].
+    /// Look up the places of these blocks: [`Input::Located`] or [`Input::LookUpFailed`].
     LookUp {
-        /// Whose blocks.
+        /// The process.
         pid: Pid,
-        /// Which.
+        /// Its blocks.
         blocks: &'a [Block],
     },
-    /// Read how full the nodes are at this moment: [`Input::Nodes`].
+    /// Read free memory now: [`Input::Nodes`].
     ReadNodes,
-    /// Move these blocks and look where they are then: [`Input::Moved`] or [`Input::MoveFailed`].
+    /// Move these blocks and look up their new places: [`Input::Moved`] or [`Input::MoveFailed`].
     Move {
-        /// Whose blocks.
+        /// The process.
         pid: Pid,
-        /// Over the boundary below this tier.
+        /// The boundary: the one below this tier.
         level: Level,
-        /// Into that tier, or out of it.
+        /// The direction across the boundary.
         direction: Direction,
-        /// Which; at least one, at most [`BATCH_BLOCKS`](super::BATCH_BLOCKS).
+        /// The blocks: at least one, at most [`BATCH_BLOCKS`](super::BATCH_BLOCKS).
         blocks: &'a [Relocation],
     },
     /// Let the kernel reclaim fast memory: [`Input::Reclaimed`].
     Reclaim,
-    /// Nothing until so many epochs have passed: [`Input::Epoch`].
+    /// Sleep for this number of epochs: [`Input::Epoch`].
     Sleep {
-        /// How many.
+        /// Number of epochs.
         epochs: u32,
     },
 }
 
-/// An input that does not fit. The engine is as it was before.
+/// An input that does not fit; the engine is unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Misuse {
-    /// An answer to something else, or an epoch that nobody waits for.
-    #[error("`{input}` was told, `{asked}` was asked for")]
+    /// An answer to another request, or an unexpected epoch.
+    #[error("input `{input}` does not answer request `{asked}`")]
     NotAsked {
-        /// What was told.
+        /// The input.
         input: &'static str,
-        /// What was asked for.
+        /// The request.
         asked: &'static str,
     },
-    /// An answer for more or fewer blocks.
-    #[error("{asked} blocks were asked for, {told} answered")]
+    /// An answer with the wrong number of blocks.
+    #[error("the answer has {told} blocks, the request {asked}")]
     Count {
-        /// How many were asked for.
+        /// Number of requested blocks.
         asked: usize,
-        /// How many were answered.
+        /// Number of answered blocks.
         told: usize,
     },
-    /// A block that holds more than a block can.
+    /// A block with more bytes than its size.
     #[error("a block of 2 MiB cannot hold {0} bytes")]
     Overfull(u64),
-    /// An amount of memory that no machine has.
+    /// An impossible amount of memory.
     #[error("{0} bytes are more memory than a machine can have")]
     TooMuch(u64),
-    /// A process that nobody has told of.
+    /// An unknown process.
     #[error("process {0} is not known")]
     UnknownProcess(Pid),
-    /// A process that was told of before.
+    /// A process that is known already.
     #[error("process {0} is known already")]
     KnownProcess(Pid),
     /// Mappings that overlap or are out of order.
@@ -209,7 +208,7 @@ pub enum Misuse {
 }
 
 impl Input<'_> {
-    /// What it is, in a word.
+    /// Its name.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Epoch => "epoch",
@@ -236,7 +235,7 @@ impl Input<'_> {
 }
 
 impl Request<'_> {
-    /// What it is, in a word.
+    /// Its name.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Refresh => "refresh",

@@ -1,40 +1,38 @@
-//! Which blocks of known place are looked up again.
+//! Chooses known blocks to look up again.
 //!
 //! # Problem
-//! The kernel and other programs move memory, too. What has left fast memory unseen is believed to
-//! be there, and is never promoted. To look at every block in every epoch would cost too much.
+//! The kernel and other programs move memory, too. A hot block that left fast memory unnoticed would never be promoted.
+//! Looking up every block in every epoch would cost too much.
 //!
 //! # Approach
-//! A few blocks an epoch, in turn, of those that matter: the hottest, as many as fit into fast
-//! memory. Where one is found in another tier than believed, more have moved probably: the next
-//! epoch looks at more, in proportion to what was found. (Cold memory has a slower turn of its own,
-//! see [`super::process::Process::recheck`].)
+//! A few blocks per epoch, in turn, of the important ones. These are the hottest blocks that fit into fast memory. If
+//! one is found in another tier than expected, others have probably moved, too: the next epoch looks up more, in
+//! proportion to the findings. (Cold memory has a slower turn, see [`super::process::Process::recheck`].)
 //!
 //! # Properties
-//! - Every hot block has its turn, while the ranking stays as it is.
-//! - Hot memory that something else demoted comes back, half of it or all, in a few epochs.
-//! - Where nothing is found, an epoch looks at [`RECHECKS`] hot blocks at the most.
+//! - Every hot block has its turn, while the ranking is unchanged.
+//! - Hot memory that others demoted returns, half of it or all, in a few epochs.
+//! - Without findings, an epoch looks up at most [`RECHECKS`] hot blocks.
 
 use crate::{BLOCK_SIZE, Block, ByteCount, Pid, RankedRange, Spread};
 
-/// Blocks that are looked up again in one epoch: hot ones of all processes, and as many of each
-/// process by address.
+/// Number of blocks looked up again per epoch: hot ones of all processes, and as many of each process by address.
 pub(super) const RECHECKS: usize = 8;
 
-/// The most hot ones.
+/// Maximum number of hot ones.
 const RECHECKS_MAX: usize = 1024;
 
-/// Whose turn it is, and what the last turn found.
+/// The state of the turns, with the last turn's findings.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Rechecks {
-    /// The place in the ranking, in blocks, where the next turn begins.
+    /// Position in the ranking, in blocks, of the next turn.
     pub(super) next: u32,
-    /// Blocks that lay in another tier than believed, since the last turn.
+    /// Blocks found in another tier than expected since the last turn.
     pub(super) strays: u32,
 }
 
 impl Rechecks {
-    /// The hot blocks whose turn it is. `size`, that of all tiers but the slowest, bounds what counts as hot.
+    /// The hot blocks of this turn. `size`, that of all tiers except the slowest, limits the hot blocks.
     pub(super) fn take_turn(
         &mut self,
         ranking: &[RankedRange],
@@ -64,7 +62,7 @@ impl Rechecks {
         turn
     }
 
-    /// A block that was believed to lie as `before` was found as `now`.
+    /// Notes that a block was expected at `before` and found at `now`.
     pub(super) fn found(&mut self, before: Spread, now: Spread) {
         let is_resident = before.resident().0 > 0 && now.resident().0 > 0;
         self.strays += u32::from(is_resident && before.main() != now.main());

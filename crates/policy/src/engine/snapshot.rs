@@ -1,8 +1,6 @@
-//! An engine's state between two epochs as a sequence of numbers, so that a recording can begin
-//! anywhere.
+//! Saves an engine's state between two epochs as numbers, so that a recording can start at any time.
 //!
-//! Reading is total: what could not have been written is refused, and what is accepted breaks no
-//! property of what it becomes.
+//! Reading is total: invalid states are rejected, and an accepted state breaks no property.
 
 use super::process::Process;
 use super::rechecks::Rechecks;
@@ -14,15 +12,15 @@ use crate::{
     Share, Spread, VirtRange,
 };
 
-/// More than any of these counts gets in a lifetime.
+/// More than any of these counters reaches.
 const COUNT_MAX: u64 = 1 << 60;
 
-/// Numbers that are no engine's state.
+/// The numbers are no engine's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("number {0} is not what an engine's state has there")]
+#[error("number {0} is not valid in an engine's state")]
 pub struct NotAState(pub usize);
 
-/// Reads numbers one after the other.
+/// Reads a sequence of numbers.
 #[derive(Debug)]
 pub struct Numbers<'a> {
     all: &'a [u64],
@@ -30,15 +28,15 @@ pub struct Numbers<'a> {
 }
 
 impl<'a> Numbers<'a> {
-    /// All of these.
+    /// A reader of all of these.
     pub fn new(all: &'a [u64]) -> Self {
         Self { all, at: 0 }
     }
 
-    /// The next one, which is at most `most`.
+    /// The next number, at most `most`.
     ///
     /// # Errors
-    /// When it is more, or there is none.
+    /// It is larger, or there is none.
     pub fn next(&mut self, most: u64) -> Result<u64, NotAState> {
         let number = self.all.get(self.at).copied();
         let number = number.filter(|&n| n <= most).ok_or(NotAState(self.at))?;
@@ -46,41 +44,41 @@ impl<'a> Numbers<'a> {
         Ok(number)
     }
 
-    /// The next one, of 32 bits.
+    /// The next number, of 32 bits.
     ///
     /// # Errors
-    /// Likewise.
+    /// It is larger, or there is none.
     pub fn next_u32(&mut self) -> Result<u32, NotAState> {
         Ok(self.next(u32::MAX.into())? as u32)
     }
 
-    /// The next one as what it is the bits of: a finite number.
+    /// The next number as the bits of a finite float.
     ///
     /// # Errors
-    /// When it is none.
+    /// It is not finite, or there is none.
     pub fn number(&mut self) -> Result<f64, NotAState> {
         let number = f64::from_bits(self.next(u64::MAX)?);
         self.known(Some(number).filter(|n| n.is_finite()))
     }
 
-    /// `value`, if there is one; the number read last is wrong otherwise.
+    /// `value`, or an error at the last number if it is `None`.
     ///
     /// # Errors
-    /// When there is none.
+    /// `value` is `None`.
     pub fn known<T>(&self, value: Option<T>) -> Result<T, NotAState> {
         value.ok_or(NotAState(self.at.saturating_sub(1)))
     }
 }
 
-/// A classification that can be told as numbers between two epochs.
+/// A classifier that can be saved as numbers between two epochs.
 pub trait Saved: Classify {
-    /// Appends what is known.
+    /// Appends its state.
     fn save(&self, to: &mut Vec<u64>);
 
-    /// Takes over what was saved; `self` is new.
+    /// Restores a saved state into a new value.
     ///
     /// # Errors
-    /// When the numbers are not what [`Self::save`] appends.
+    /// [`Self::save`] cannot have written these numbers.
     fn restore(&mut self, from: &mut Numbers<'_>) -> Result<(), NotAState>;
 }
 
@@ -88,7 +86,7 @@ impl<S: Strategy> Engine<S>
 where
     S::Classifier: Saved,
 {
-    /// The state as numbers, if it is asleep or has not begun.
+    /// The state as numbers, if the engine sleeps or has not started.
     pub fn save(&self) -> Option<Vec<u64>> {
         let is_new = self.state == State::Refresh && self.epoch == 0;
         if !is_new && self.state != State::Asleep {
@@ -154,10 +152,10 @@ where
         Some(to)
     }
 
-    /// An engine in a state that was saved.
+    /// Restores a saved engine.
     ///
     /// # Errors
-    /// At the first number that no engine has.
+    /// The first invalid number.
     pub fn restore(strategy: S, config: Config, numbers: &[u64]) -> Result<Self, NotAState> {
         let mut from = Numbers::new(numbers);
         let from = &mut from;

@@ -1,4 +1,4 @@
-//! The seam between the epoch loop and what it decides by: a classification and a plan.
+//! The interface between the epoch loop and its decisions: classifiers and plans.
 
 use super::moves::BATCH_BLOCKS;
 use super::protocol::Direction;
@@ -10,31 +10,30 @@ use crate::{
     Plan, RankedRange, Situation, VirtRange,
 };
 
-/// Tells the hot memory of one process from the cold.
+/// A classifier: separates the hot memory of one process from the cold.
 pub trait Classify: Clone + std::fmt::Debug {
-    /// Covers these mappings (sorted, disjoint) from now on.
+    /// Sets the mappings (sorted, disjoint).
     fn set_space(&mut self, vmas: &[VirtRange]);
 
-    /// Takes an access that stands for `samples` of them. Allocates nothing where memory was accessed before.
+    /// Adds an access that represents `samples` samples. Allocates nothing if memory was accessed before.
     fn add(&mut self, addr: GuestVirtAddr, samples: u32);
 
-    /// Takes the result of a look at a block: `events` accesses were found while it was watched for `exposure_s` seconds.
+    /// Adds the result of looks at a block: `events` accesses in `exposure_s` seconds.
     fn observe(&mut self, block: Block, events: u32, exposure_s: f64) {
         let _ = exposure_s;
         self.add(block.start(), events);
     }
 
-    /// Accesses a second of a block as far as known, in units of what is added.
+    /// Estimated accesses per second of a block, in the units of added samples.
     fn rate_of(&self, block: Block) -> f64 {
         let _ = block;
         0.0
     }
 
-    /// Ends an epoch that took `elapsed_s` seconds, and looks at no more than `chunks_max` of its chunks for that. Whether
-    /// there is reason to plan anew.
+    /// Ends an epoch of `elapsed_s` seconds; visits at most `chunks_max` chunks. Returns whether a new plan is needed.
     fn end_epoch(&mut self, epoch: u32, elapsed_s: f64, chunks_max: usize) -> bool;
 
-    /// Chunks of 1 GiB of which it remembers anything, where it has such.
+    /// Number of its chunks of 1 GiB, if it has any.
     fn chunks(&self) -> usize {
         0
     }
@@ -42,17 +41,17 @@ pub trait Classify: Clone + std::fmt::Debug {
     /// The ranges, by address.
     fn ranges(&self) -> impl Iterator<Item = ClassifiedRange>;
 
-    /// Whether nothing was accessed of late.
+    /// Whether nothing was accessed recently.
     fn is_cold(&self) -> bool {
         self.ranges().all(|range| range.count == 0.0)
     }
 
-    /// Accesses a second as far as known, in units of what is added.
+    /// Estimated accesses per second, in the units of added samples.
     fn rate(&self) -> f64 {
         0.0
     }
 
-    /// Bytes of what it remembers, without what an allocator adds.
+    /// Memory used, bytes, without the allocator's overhead.
     fn state_bytes(&self) -> usize;
 }
 
@@ -100,46 +99,44 @@ impl Classify for Heat {
     }
 }
 
-/// The window whose rate tells what an event is worth: long enough that each block was looked at.
+/// The window whose rate determines the value of an event; long enough that each block was looked at.
 const RATE_WINDOW: usize = 2;
 
-/// Which blocks are looked up before a plan is made.
+/// The blocks that are looked up before a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LookUps {
-    /// None, and no plan is made in this epoch.
+    /// None, and this epoch has no plan.
     NoPlan,
-    /// Those of unknown place, hottest first, and a few others again; bounded.
+    /// Unknown blocks, the hottest first, and a few others again; bounded.
     Some,
     /// All blocks of all processes.
     All,
 }
 
-/// What an [`Engine`](super::Engine) decides by. What is given here is the product's own way;
-/// others name what they do differently.
+/// The decisions of an [`Engine`](super::Engine). Defaults are those of the agent; other strategies override them.
 pub trait Strategy {
-    /// What is known of one process.
+    /// The classifier of one process.
     type Classifier: Classify;
 
-    /// Whether it classifies in a thread of its own: then epochs begin while a plan is still
-    /// being carried out, new plans queue up behind it, and no epoch is left out.
+    /// Whether it classifies in a separate thread. Epochs then begin during a plan, new plans queue behind it, and no
+    /// epoch is skipped.
     const CLASSIFIES_APART: bool = false;
 
-    /// Whether only what pays moves: then no block leaves fast memory for the sake of a reserve that programs have
-    /// filled.
+    /// Whether only moves that pay are made. Then no block is demoted for a reserve that programs have filled.
     const ONLY_WHAT_PAYS: bool = false;
 
-    /// How often in a row promotions that find no room wait for the kernel to reclaim some. With
-    /// 0 only demotions of the plan make room, and what then does not fit is given up.
+    /// How often in a row promotions without room wait for the kernel's reclaim. With 0 only the plan's demotions make
+    /// room, and promotions that do not fit are dropped.
     const RECLAIMS_MAX: u32 = 0;
 
-    /// Whether it counts by block. Samples then come in order of address, those of a block at once. Ranges, which are for
-    /// people and look-ups only, are ranked anew now and then.
+    /// Whether it counts by block. Samples then come sorted by address, those of a block together. Ranges, which are
+    /// for people and look-ups only, are computed sometimes.
     const COUNTS_BLOCKS: bool = false;
 
-    /// What is known of a process that was just found: nothing.
+    /// A classifier for a new process, without knowledge.
     fn classifier(&self) -> Self::Classifier;
 
-    /// What to look up in this epoch. `has_news`: whether any classifier has reason to plan anew.
+    /// The look-ups of this epoch. `has_news`: whether any classifier needs a new plan.
     fn look_ups(&self, has_news: bool, hottest: Option<&RankedRange>) -> LookUps {
         let _ = (has_news, hottest);
         LookUps::Some
@@ -148,57 +145,57 @@ pub trait Strategy {
     /// This epoch's relocations.
     fn plan(&mut self, situation: &Situation<'_>, heats: &[(Pid, &Self::Classifier)]) -> Plan;
 
-    /// Takes note of how many CPUs programs run on from now on.
+    /// Sets the number of CPUs for programs.
     fn set_cpus(&mut self, cpus: u32) {
         let _ = cpus;
     }
 
-    /// Takes note of an access in memory that was moved to a tier.
+    /// Notes an access to moved memory.
     fn saw(&mut self, away: Option<Away>, events: u32, exposure_s: Option<f64>) {
         let _ = (away, events, exposure_s);
     }
 
-    /// Takes note that an epoch's samples are complete.
+    /// Notes that an epoch's samples are complete.
     fn end_epoch(&mut self, end: &EpochEnd) {
         let _ = end;
     }
 
-    /// Takes note of what a batch took; `is_ordered` if the host has asked for it.
+    /// Notes the duration of a batch; `is_ordered` if it was for the host.
     fn moved(&mut self, direction: Direction, tried: ByteCount, took_ns: u64, is_ordered: bool) {
         let _ = (direction, tried, took_ns, is_ordered);
     }
 
-    /// The most blocks that one call shall move.
+    /// Maximum number of blocks in one batch.
     fn batch_blocks(&self) -> usize {
         BATCH_BLOCKS
     }
 
-    /// Cost and benefit of moves so far, if it keeps account.
+    /// Cost and benefit of moves so far, if it tracks them.
     fn balance(&self) -> Balance {
         Balance::default()
     }
 
-    /// Appends what it knows between two epochs.
+    /// Appends its state between two epochs.
     fn save(&self, to: &mut Vec<u64>) {
         let _ = to;
     }
 
-    /// Takes over what was saved.
+    /// Restores a saved state.
     ///
     /// # Errors
-    /// When the numbers are not what [`Self::save`] appends.
+    /// [`Self::save`] cannot have written these numbers.
     fn restore(&mut self, from: &mut Numbers<'_>) -> Result<(), NotAState> {
         let _ = from;
         Ok(())
     }
 }
 
-/// The product's own way: the heat of each block, and exchanges that have paid for themselves by the time they are made.
+/// The agent's strategy: heat of each block, and exchanges whose loss has reached their cost.
 #[derive(Debug, Clone)]
 pub struct ByHeat(Rule);
 
 impl ByHeat {
-    /// One that knows nothing yet, where samples are worth that.
+    /// A new strategy, with this gain per sample.
     pub fn new(gain: Gain) -> Self {
         Self(Rule::new(gain))
     }
@@ -253,23 +250,25 @@ impl Strategy for ByHeat {
     }
 }
 
-/// The facts of a machine that tell what a sample is worth.
+/// The facts about a machine that determine the value of a sample.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Gain {
-    /// Loads that a sample stands for; nothing where the tracker cannot say.
+    /// Loads that one sample represents; `None` if the tracker does not know.
     pub loads_per_sample: Option<u32>,
-    /// Share of its time that a program is taken to wait for memory, at most.
+    /// Upper bound of a program's assumed share of time that it waits for memory.
     pub waits: f64,
-    /// Latency of a load from each tier, nanoseconds; as measured.
+    /// Measured latency of a load from each tier, nanoseconds.
     pub latency_ns: ByLevel<u32>,
     /// CPUs that programs run on.
     pub cpus: u32,
 }
 
 impl Gain {
-    /// The extra cost of an event in each tier compared with the fastest, seconds: the loads that it stands for times the
-    /// difference of the latencies. At `events_per_s` all events together cost no more than a program saves that waits for
-    /// the slowest memory for `waits` of its time.
+    /// Extra cost of an event in each tier compared with the fastest, seconds: its loads times the difference of
+    /// latencies.
+    ///
+    /// At `events_per_s` all events together cost no more than the time that a program saves if it waits for the
+    /// slowest memory for `waits` of its time.
     pub(crate) fn event_s(&self, events_per_s: f64) -> ByLevel<f64> {
         let fastest = self.latency_ns.0[0];
         let slowest = self.latency_ns.0.into_iter().fold(1, u32::max);
@@ -285,23 +284,23 @@ impl Gain {
     }
 }
 
-/// What an engine is set to, beside its strategy.
+/// An engine's settings, without its strategy.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Config {
-    /// The most that is promoted, and the most that is demoted, in one epoch.
+    /// Limit of promotions, and of demotions, per epoch.
     pub batch: ByteCount,
-    /// From how many samples on a range is worth filling free memory with.
+    /// Number of samples from which a range is promoted into free memory.
     pub fill: FillThreshold,
     /// Time between two epochs, milliseconds; at least 1.
     pub epoch_ms: u64,
-    /// Size of each tier. That of the slowest is of no matter.
+    /// Size of each tier; that of the slowest is ignored.
     pub sizes: ByLevel<ByteCount>,
     /// The slowest tier of the machine.
     pub slowest: Level,
 }
 
 impl Config {
-    /// As a person tuned it, on a machine of two tiers with `fast_size` of fast memory.
+    /// Settings from a tuning, for a machine of two tiers with `fast_size` of fast memory.
     pub fn new(tuning: &crate::Tuning, fast_size: ByteCount) -> Self {
         Self {
             batch: tuning.batch(),

@@ -1,5 +1,5 @@
-//! The properties of the module's text, and how an epoch goes. One file, because all of it drives the same
-//! engine by the same few helpers.
+//! Tests of the module's properties and of single epochs. One file, because all use the same engine and the same few
+//! helpers.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use crate::{
 
 const BASE: GuestVirtAddr = GuestVirtAddr(1 << 40);
 
-/// The plainest driver on a machine where moves and samples cost what they do on hardware.
+/// The plainest driver on a machine with hardware's costs of moves and samples.
 fn hardware(script: &Script) -> Plain {
     let mut plain = Plain::with(ByHeat::new(HARDWARE), script, BASE);
     plain.block_ns = 700_000;
@@ -29,13 +29,13 @@ fn first_block() -> u64 {
     Block::of(BASE).0
 }
 
-/// How many of these blocks lie in fast memory.
+/// Number of these blocks in fast memory.
 fn in_fast(plain: &Plain, blocks: std::ops::Range<u64>) -> usize {
     let is_fast = |b: &u64| plain.kernel.locate(Block(first_block() + b)).0.0[0].0 > 0;
     blocks.filter(is_fast).count()
 }
 
-/// Lets a script happen; what was asked for by epoch.
+/// Plays a script, and returns the requests by epoch.
 fn run(plain: &mut Plain, epochs: &[EpochScript]) -> Vec<Vec<String>> {
     epochs.iter().map(|e| plain.epoch(e)).collect()
 }
@@ -46,7 +46,7 @@ fn the_hot_set_comes_into_fast_memory_and_then_nothing_moves() {
     let mut plain = hardware(&script);
     run(&mut plain, &script.epochs[..8]);
     assert_eq!(in_fast(&plain, 350..400), 50);
-    // Some of the cold blocks are accessed in each epoch, the others never: these follow.
+    // Some cold blocks are accessed in each epoch, the others never: these are demoted next.
     run(&mut plain, &script.epochs[8..50]);
     let before = plain.engine.figures();
     assert!(before.promoted.0 <= 80 * BLOCK_SIZE);
@@ -58,7 +58,7 @@ fn the_hot_set_comes_into_fast_memory_and_then_nothing_moves() {
         (before.promoted, before.demoted)
     );
     assert_eq!(after.tried.0, after.promoted.0 + after.demoted.0);
-    // Every second epoch is left out, and the nodes are read now and then only.
+    // Every second epoch is skipped, and free memory is read rarely.
     assert!(
         asked[20..]
             .iter()
@@ -160,7 +160,7 @@ fn a_program_that_filled_fast_memory_keeps_it() {
     let mut plain = hardware(&script);
     run(&mut plain, &script.epochs);
     assert_eq!(in_fast(&plain, 0..50), 50);
-    // Twenty cold blocks are accessed in each epoch, of which ten are there already.
+    // Twenty cold blocks are accessed in each epoch, of which ten are in fast memory already.
     assert!(plain.engine.figures().demoted.0 <= 10 * BLOCK_SIZE);
 }
 
@@ -223,7 +223,7 @@ fn misuse_is_named() {
     let said = |r: Result<(), Misuse>| r.unwrap_err().to_string();
     assert_eq!(
         said(engine.push(Input::Epoch)),
-        "`epoch` was told, `refresh` was asked for"
+        "input `epoch` does not answer request `refresh`"
     );
     assert_eq!(
         said(engine.push(Input::Ended(Pid(9)))),
@@ -263,7 +263,7 @@ fn misuse_is_named() {
     );
 }
 
-/// The product's rule, in a thread of its own.
+/// The agent's rule, in a separate thread.
 #[derive(Debug, Clone)]
 struct Apart(ByHeat);
 
@@ -285,10 +285,10 @@ impl super::Strategy for Apart {
     }
 }
 
-/// Anything that may be told, with sense or without.
+/// Any input, valid or not.
 #[derive(Debug, Clone)]
 enum AnyInput {
-    /// The right answer to what is asked for.
+    /// The right answer to the request.
     Answer,
     Epoch,
     Started(u32),
@@ -333,7 +333,7 @@ fn any_input() -> impl Strategy<Value = AnyInput> {
     ]
 }
 
-/// Tells it. An error leaves the engine as it was.
+/// Passes an input. An error leaves the engine unchanged.
 fn tell(plain: &mut Plain, told: &AnyInput, epoch: &EpochScript) -> Result<(), TestCaseError> {
     let spreads = |pairs: &[(u64, u64)]| -> Vec<Spread> {
         let spread = |&(fast, slow): &(u64, u64)| {
@@ -346,7 +346,7 @@ fn tell(plain: &mut Plain, told: &AnyInput, epoch: &EpochScript) -> Result<(), T
     let places;
     let input = match told {
         AnyInput::Answer => {
-            // What was started out of turn is no news to the plain driver.
+            // The plain driver does not know processes that were started by chance.
             if plain.engine.request() != Request::Refresh {
                 plain.answer(epoch);
                 return Ok(());
@@ -565,7 +565,7 @@ proptest! {
         let strategy = ByHeat::new(WORTH_MUCH);
         if let Ok(engine) = Engine::restore(strategy, script.config(), &numbers) {
             plain.engine = engine;
-            // Where it believes anything that can be, it still makes no epoch of more than that.
+            // Even if it believes everything, an epoch has no more requests than this.
             for epoch in &script.epochs[..script.epochs.len().min(6)] {
                 if plain.engine.processes().any(|p| p.pid == PID) {
                     plain.epoch(epoch);
@@ -587,7 +587,7 @@ proptest! {
             while plain.engine.stage() == Stage::Deciding {
                 plain.answer(epoch);
             }
-            // So far the moves get until the next epoch.
+            // The moves get this far before the next epoch.
             for _ in 0..every {
                 if plain.engine.stage() == Stage::Moving {
                     plain.answer(epoch);
@@ -601,7 +601,7 @@ proptest! {
         let figures = plain.engine.figures();
         prop_assert!(figures.tried >= before);
         prop_assert_eq!(plain.engine.request(), Request::Sleep { epochs: 1 });
-        // What the engine believes of each block is so.
+        // The engine knows the true place of each block.
         let mapped = script.fast + script.slow;
         for b in 0..mapped {
             let block = Block(first_block() + b);
@@ -612,7 +612,7 @@ proptest! {
     }
 }
 
-/// A look that finds an access each time says "at least so hot", and does not cool what is known to be hotter.
+/// A look that always finds an access gives a lower bound, and does not cool a hotter block.
 #[test]
 fn the_least_rate_does_not_cool_a_block() {
     let script = hot_set(4, 4, 0..1, 1);
@@ -632,7 +632,7 @@ fn the_least_rate_does_not_cool_a_block() {
             plain.engine.push(seen).unwrap();
         };
         look(&mut plain, 400, false);
-        // From the end of an epoch on it counts as known.
+        // The value counts as known after the end of an epoch.
         plain.epoch(&script.epochs[0]);
         plain.engine.push(Input::Epoch).unwrap();
         while !matches!(plain.engine.request(), Request::Samples { .. }) {

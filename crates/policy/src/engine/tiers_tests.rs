@@ -1,4 +1,4 @@
-//! Engines of more than two tiers, on a machine that is a map.
+//! Tests of engines with more than two tiers, on a machine that is a map.
 
 use proptest::prelude::*;
 
@@ -8,7 +8,7 @@ use crate::{BLOCK_SIZE, Block, ByLevel, ByteCount, Level, Sample, Spread, Tuning
 
 const FIRST: u64 = 512;
 
-/// Latencies of three tiers between which every move is worth it.
+/// Latencies of three tiers, between which every move pays.
 const GAIN: Gain = Gain {
     latency_ns: ByLevel([100, 1 << 19, 1 << 20, 0]),
     ..WORTH_MUCH
@@ -23,7 +23,7 @@ struct Machine {
 }
 
 impl Machine {
-    /// Blocks in each tier, by address, and free ones.
+    /// Number of blocks in each tier, by address, and of free ones.
     fn new(blocks: [usize; 3], free: [u64; 3]) -> Self {
         let sizes = [0, 1, 2].map(|at| blocks[at] as u64 + free[at]);
         let [first, second, third] = sizes.map(|blocks| ByteCount(blocks * BLOCK_SIZE));
@@ -48,7 +48,7 @@ impl Machine {
         Spread(ByLevel::from_fn(bytes))
     }
 
-    /// Moves a block over the boundary below `level`: up to it, or down to the nearest tier with room, if there is any.
+    /// Moves a block over the boundary below `level`: up, or down to the nearest tier with free memory, if any.
     fn migrate(&mut self, block: Block, level: Level, direction: Direction) {
         let from = self.lies[(block.0 - FIRST) as usize];
         let to = match direction {
@@ -64,7 +64,7 @@ impl Machine {
         self.moved += 1;
     }
 
-    /// An epoch in which each block is accessed so often.
+    /// Runs an epoch in which each block is accessed `heat` times.
     fn epoch(&mut self, heat: impl Fn(usize) -> u32) {
         if self.engine.stage() == Stage::Asleep {
             self.engine.push(Input::Epoch).unwrap();
@@ -160,7 +160,7 @@ fn hot_memory_in_the_middle_is_promoted_where_the_first_tier_has_room() {
 
 #[test]
 fn what_does_not_fit_into_the_first_tier_goes_to_the_second() {
-    // Blocks 0..40 are idle, 40..80 warm, 80..120 hot; the first two tiers have room for 40 each, and a reserve.
+    // Blocks 0..40 are idle, 40..80 warm, 80..120 hot. The first two tiers have room for 40 each, and a reserve.
     let mut m = Machine::new([40, 40, 40], [4, 4, 100]);
     let heat = |block: usize| [0, 4, 40][block / 40];
     for _ in 0..200 {
@@ -202,7 +202,7 @@ proptest! {
     fn three_tiers_come_to_rest(
         blocks in prop::array::uniform3(1usize..30), free in prop::array::uniform3(0u64..12), hot in 1usize..40,
     ) {
-        // Where slow memory is full, moves fail and are tried again ever more seldom.
+        // If slow memory is full, moves fail and are retried at growing intervals.
         let free = [free[0], free[1], free[2] + 4];
         let mut m = Machine::new(blocks, free);
         let all = m.lies.len();

@@ -1,27 +1,27 @@
-//! How often each block of a process is accessed, over short and long times.
+//! The heat of a process's blocks: their access rates over short and long times.
 //!
 //! # Problem
-//! An epoch brings some thousand samples, or some thousand looks at accessed bits. Memory has up to half a million blocks
-//! of 2 MiB. How hot is each, and how sure is that? Alone, a block has too few events; a neighbourhood may mix hot with
-//! cold.
+//! An epoch has some thousand samples, or some thousand looks at accessed bits. Memory has up to half a million blocks
+//! of 2 MiB. What is each block's heat, and how certain is it? A single block has too few events; a neighbourhood may
+//! mix hot and cold.
 //!
 //! # Approach
-//! Evidence about a block is a number of *events* in an *exposure*: samples in elapsed time, or accesses found in watched
-//! time. Both are kept for five *windows* that forget in 1, 4, 16, 64 and 256 seconds. Each block has them, and so has each
-//! group of 8, 64 and 512 blocks. A block's rate is estimated from the largest group down: a group's rate is the expected
-//! rate of its parts. It counts for many events where the parts of groups are alike, and for none where they differ
-//! ([`pool`]).
+//! Evidence about a block is a number of *events* in an *exposure*: samples in elapsed time, or accesses found in
+//! observed time. Both are kept for five *windows* that decay in 1, 4, 16, 64 and 256 seconds. Each block has them, and
+//! so has each group of 8, 64 and 512 blocks. A block's rate is estimated from the largest group down: a group's rate
+//! is the expected rate of its parts. It counts for many events if the parts of groups are alike, and for none if they
+//! differ ([`pool`]).
 //!
-//! Nothing decays: what is new weighs more. How much parts differ is measured a few chunks at a time, in turn. So an epoch
-//! costs what was sampled, whatever the size of memory.
+//! Nothing is decayed explicitly: new events weigh more. The difference of parts is measured in a few chunks at a time,
+//! in turn. So an epoch's cost depends on the number of samples, not on the size of memory.
 //!
 //! # Properties
 //! - Blocks of equal rate in equal neighbourhoods have equal estimates. Of two blocks in one group, the one with more
 //!   events in the same exposure never has the lower estimate.
-//! - Where all blocks are alike, all estimates are nearly the same; a single hot block among cold ones keeps its own.
+//! - If all blocks are alike, all estimates are nearly equal; a single hot block among cold ones keeps its own.
 //! - A group's events are the sum of its blocks'.
 //! - Without events all rates are zero.
-//! - At most 46 bytes for each block of a chunk in which anything was seen.
+//! - At most 46 bytes for each block of a chunk with any evidence.
 
 mod pool;
 mod ranges;
@@ -32,42 +32,42 @@ use crate::{Block, VirtRange};
 pub use pool::Estimate;
 use pool::{LEVELS, Pools, Spread, spreads_of};
 
-/// How many windows there are.
+/// Number of windows.
 pub const WINDOWS: usize = 5;
 
 /// The shortest window, seconds: two epochs.
 const SHORTEST_S: f64 = 1.0;
 
-/// The length of a window, relative to the one before.
+/// Ratio of each window's length to the one before.
 pub(crate) const RATIO: f64 = 4.0;
 
-/// Weights are scaled down before they come near the largest `f32`.
+/// Weights are scaled down before they approach the largest `f32`.
 const WEIGHT_MAX: f64 = 1e15;
 
-/// As long as four looks of 80 ms watch a block of small pages, which look at one page in 512.
+/// Maximum exposure of an observation: four looks of 80 ms at a block of small pages, each at one of 512 pages.
 const WATCHED_MAX_S: f64 = 4.0 * 0.08 / 512.0;
 
-/// Events in the shortest window below which a process counts as idle.
+/// Number of events in the shortest window below which a process is idle.
 const COLD_EVENTS: f64 = 1.0 / 64.0;
 
-/// Blocks, and groups of 8, 64 and 512 of them, in one array.
+/// Number of blocks and groups of 8, 64 and 512 blocks, in one array.
 const CELLS: usize = CHUNK_BLOCKS + CHUNK_BLOCKS / 8 + CHUNK_BLOCKS / 64 + 1;
 
 /// The first cell of each level: blocks, then ever larger groups.
 const FIRST: [usize; LEVELS] = [0, CHUNK_BLOCKS, CHUNK_BLOCKS + CHUNK_BLOCKS / 8, CELLS - 1];
 
-/// One number for each block and group of a chunk, for each window.
+/// A number for each block and group of a chunk, for each window.
 type Cells = [[f32; CELLS]; WINDOWS];
 
 fn cells() -> Box<Cells> {
-    // An array of this size is not built on the stack.
+    // The array is too large to build on the stack.
     let boxed: Box<[[f32; CELLS]]> = vec![[0.0; CELLS]; WINDOWS].into_boxed_slice();
     boxed
         .try_into()
         .unwrap_or_else(|_| unreachable!("it has just so many"))
 }
 
-/// The cells of a block and of the groups that hold it.
+/// The cells of a block and of its groups.
 fn path(at: usize) -> [usize; LEVELS] {
     [at, FIRST[1] + at / 8, FIRST[2] + at / 64, FIRST[3]]
 }
@@ -77,20 +77,20 @@ fn path(at: usize) -> [usize; LEVELS] {
 struct Chunk {
     number: u64,
     events: Box<Cells>,
-    /// Seconds of exposure, where these differ from block to block. Without them each mapped block is exposed all the time.
+    /// Exposure in seconds, if it differs between blocks. Without it, each mapped block is always exposed.
     exposure: Option<Box<Cells>>,
-    /// Mapped blocks of each cell.
+    /// Number of mapped blocks in each cell.
     mapped: Box<[u16; CELLS]>,
-    /// As it was when this chunk had its turn.
+    /// Measurements from this chunk's last turn.
     measured: Box<[Measured; WINDOWS]>,
 }
 
 /// Measurements over all parts of a chunk.
 #[derive(Debug, Clone, Copy, Default)]
 struct Measured {
-    /// How much they differ, by level.
+    /// Differences between parts, by level.
     spreads: [Spread; LEVELS],
-    /// Events a second in all of them, where blocks are watched.
+    /// Events per second of all parts, with individual exposures.
     watched_rate: f64,
 }
 
@@ -99,14 +99,14 @@ struct Measured {
 pub struct Heat {
     chunks: Vec<Chunk>,
     space: Vec<VirtRange>,
-    /// The weight of a new event in each window.
+    /// Weight of a new event in each window.
     weight: [f64; WINDOWS],
-    /// Seconds that each window remembers.
+    /// Length of each window's memory so far, seconds.
     span_s: [f64; WINDOWS],
-    /// Of all chunks: events, and exposure where it differs from block to block.
+    /// Sums over all chunks: events, and exposure if it differs between blocks.
     events: [f64; WINDOWS],
     exposure: [f64; WINDOWS],
-    /// Of all chunks: events a second, where blocks are watched.
+    /// Events per second over all chunks, with individual exposures.
     watched_rate: [f64; WINDOWS],
     mapped_blocks: u64,
     pools: [Pools; WINDOWS],
@@ -128,13 +128,13 @@ impl Default for Heat {
     }
 }
 
-/// The windows that are due in an epoch: the shortest always, the others in turn.
+/// The windows that are due in an epoch: always the shortest, the others in turn.
 pub fn windows_due(epoch: u32) -> impl Iterator<Item = usize> {
     let longer = 1 + epoch as usize % (WINDOWS - 1);
     [0, longer].into_iter()
 }
 
-/// Which `most` of `n` things are due in an epoch for a window; all in turn.
+/// The `most` of `n` things that are due in an epoch for a window, in turn.
 pub(crate) fn in_turn(
     window: usize,
     epoch: u32,
@@ -156,7 +156,7 @@ pub(crate) fn window_s(window: usize) -> f64 {
 }
 
 impl Heat {
-    /// Covers these mappings (sorted, disjoint) from now on. Blocks that stay keep their heat.
+    /// Sets the mappings (sorted, disjoint). Blocks that stay keep their heat.
     pub fn set_space(&mut self, space: &[VirtRange]) {
         self.space = space.to_vec();
         self.mapped_blocks = 0;
@@ -173,16 +173,16 @@ impl Heat {
         self.sum_up();
     }
 
-    /// Takes `events` samples of a block; nothing where it is not mapped.
+    /// Adds `events` samples of a block; ignored if it is not mapped.
     #[inline]
     pub fn add(&mut self, block: Block, events: u32) {
         self.take(block, f64::from(events), None);
     }
 
-    /// Takes the result of a look at a block: `events` were found while it was watched for `exposure_s` seconds.
+    /// Adds an observation of a block: `events` in `exposure_s` seconds.
     ///
-    /// A longer exposure than `WATCHED_MAX_S` is cut to that, and the events with it. Cold blocks are watched for long and
-    /// hot ones briefly, so that cold blocks would otherwise decide the rate of their group.
+    /// An exposure above `WATCHED_MAX_S` is reduced to that, and the events with it. Cold blocks have long exposures
+    /// and hot ones short ones, so that cold blocks would otherwise decide the rate of their group.
     pub fn observe(&mut self, block: Block, events: u32, exposure_s: f64) {
         let watched_s = exposure_s.clamp(f64::MIN_POSITIVE, WATCHED_MAX_S);
         let events = f64::from(events) * watched_s / exposure_s.max(f64::MIN_POSITIVE);
@@ -225,8 +225,8 @@ impl Heat {
         }
     }
 
-    /// Ends an epoch that took `elapsed_s` seconds. For the windows that are due, measures again how alike the parts of
-    /// groups are, in at most `chunks_max` chunks.
+    /// Ends an epoch of `elapsed_s` seconds. For the windows that are due, measures the differences between parts
+    /// again, in at most `chunks_max` chunks.
     pub fn end_epoch(&mut self, epoch: u32, elapsed_s: f64, chunks_max: usize) {
         let elapsed_s = elapsed_s.max(0.0);
         for window in 0..WINDOWS {
@@ -255,27 +255,27 @@ impl Heat {
         }
     }
 
-    /// Chunks of 1 GiB of which anything was seen.
+    /// Number of chunks of 1 GiB with any evidence.
     pub fn chunks(&self) -> usize {
         self.chunks.len()
     }
 
-    /// Seconds that a window remembers: at most its length, about, and no more than have passed.
+    /// Length of a window's memory, seconds: about its length, but at most the elapsed time.
     pub fn span_s(&self, window: usize) -> f64 {
         self.span_s[window]
     }
 
-    /// Events a second in all of the process's memory.
+    /// Events per second in all of the process's memory.
     pub fn rate(&self, window: usize) -> f64 {
         self.whole(window).rate
     }
 
-    /// Whether nothing was seen that any window remembers.
+    /// Whether no window has any events.
     pub fn is_cold(&self) -> bool {
         self.events[0] < self.weight[0] * COLD_EVENTS
     }
 
-    /// The estimate for a block.
+    /// The estimate of a block's rate.
     pub fn estimate(&self, window: usize, block: Block) -> Estimate {
         let at = (block.0 % CHUNK_BLOCKS as u64) as usize;
         let mut estimate = self.per_block(window);
@@ -289,7 +289,7 @@ impl Heat {
         estimate
     }
 
-    /// The estimates for the 512 blocks from `first` on, which is a multiple of 512.
+    /// The estimates of the 512 blocks from `first` on, which is a multiple of 512.
     pub(crate) fn estimates(
         &self,
         window: usize,
@@ -319,7 +319,7 @@ impl Heat {
         }
     }
 
-    /// The estimate for a block of a chunk of which nothing is known but the chunk.
+    /// The estimate of a block without evidence, from its chunk.
     pub(crate) fn mean_of_chunk(&self, window: usize, first: Block) -> f64 {
         let chunk = self.chunk(first.0 / CHUNK_BLOCKS as u64);
         let (events, exposure_s) = chunk.map_or((0.0, self.unseen_s(window, LEVELS - 1)), |c| {
@@ -331,7 +331,7 @@ impl Heat {
             .rate
     }
 
-    /// Rates in longer windows of the 512 blocks from `first` on. Each window counts a quarter of the one before.
+    /// Rates in longer windows of the 512 blocks from `first` on, each weighted with a quarter of the one before.
     pub(crate) fn longer_rates(&self, window: usize, first: Block, out: &mut [f64; CHUNK_BLOCKS]) {
         out.fill(0.0);
         let Some(chunk) = self.chunk(first.0 / CHUNK_BLOCKS as u64) else {
@@ -348,7 +348,7 @@ impl Heat {
         }
     }
 
-    /// Bytes of what it remembers, without what an allocator adds.
+    /// Memory used, bytes, without the allocator's overhead.
     pub fn state_bytes(&self) -> usize {
         let one = |chunk: &Chunk| {
             let arrays = 1 + usize::from(chunk.exposure.is_some());
@@ -358,7 +358,7 @@ impl Heat {
         self.chunks.iter().map(one).sum()
     }
 
-    /// The expected heat of a block of which nothing is known but its process.
+    /// The expected heat of a block without evidence, from its process.
     fn per_block(&self, window: usize) -> Estimate {
         let whole = self.whole(window);
         Estimate {
@@ -377,8 +377,8 @@ impl Heat {
         Estimate { rate, sure: events }
     }
 
-    /// Events a second in a chunk, where some blocks are watched more often than others. It is a sum over the smallest
-    /// groups, so that often watched blocks do not outweigh the others.
+    /// Events per second in a chunk with different exposures. It is a sum over the smallest groups, so that blocks with
+    /// long exposures do not outweigh the others.
     fn watched_rate_of(&self, chunk: &Chunk, window: usize) -> f64 {
         let rate = |cell: usize| {
             let (events, exposure_s) = self.seen(chunk, window, cell);
@@ -393,7 +393,7 @@ impl Heat {
         }
     }
 
-    /// Events of a cell, and the seconds in which its blocks were exposed, together.
+    /// Events of a cell, and the total exposure of its blocks in seconds.
     fn seen(&self, chunk: &Chunk, window: usize, cell: usize) -> (f64, f64) {
         let events = f64::from(chunk.events[window][cell]) / self.weight[window];
         let exposure_s = match &chunk.exposure {
@@ -403,7 +403,7 @@ impl Heat {
         (events, exposure_s)
     }
 
-    /// Seconds of exposure of `blocks` that are not watched one by one.
+    /// Exposure of `blocks` without individual exposures, seconds.
     fn unwatched_s(&self, window: usize, blocks: f64) -> f64 {
         match self.exposure[window] > 0.0 {
             true => 0.0,
@@ -411,7 +411,7 @@ impl Heat {
         }
     }
 
-    /// The same of a group in a chunk of which nothing was seen.
+    /// Exposure of a group in a chunk without evidence, seconds.
     fn unseen_s(&self, window: usize, level: usize) -> f64 {
         self.unwatched_s(window, (1u32 << (3 * level)) as f64)
     }
@@ -456,7 +456,7 @@ impl Chunk {
         chunk
     }
 
-    /// Counts which of its blocks are mapped, and forgets the others.
+    /// Sets the mapped blocks, and clears the others.
     fn set_space(&mut self, space: &[VirtRange]) {
         *self.mapped = [0; CELLS];
         let first = self.number * CHUNK_BLOCKS as u64;

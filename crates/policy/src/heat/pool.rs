@@ -1,20 +1,20 @@
-//! How much a group tells of its parts.
+//! Estimates a part's rate from its own events and its group's rate.
 //!
 //! # Problem
-//! A block with two samples in a group with two hundred: is it as hot as the group, or as its own two samples say?
+//! A block has two samples, in a group with two hundred: is it as hot as the group, or as its own two samples say?
 //!
 //! # Approach
 //! Credibility theory (Bühlmann and Straub, 1970) with counts: a part's rate is its group's times a factor that varies
-//! from part to part (a gamma distribution of mean one). If it varies little, the best estimate is the group's rate;
-//! if it varies much, the part's own. With a factor of variance `1/k` the estimate of a part with `c` events in an exposure
-//! `x` is `(c + k) / (x + k / group's rate)`: the group counts as `k` events. `1/k` is measured over all groups of a level
-//! together. It is the variance of the parts' counts beyond chance: with means `m`, the sum of `(c - m)^2 - m` by the
-//! sum of `m^2`. As long as that may be chance itself, parts are taken to be alike.
+//! from part to part (a gamma distribution of mean one). If it varies little, the best estimate is the group's rate; if
+//! it varies much, the part's own. With a factor of variance `1/k` the estimate of a part with `c` events in an
+//! exposure `x` is `(c + k) / (x + k / group's rate)`: the group counts as `k` events. `1/k` is measured over all
+//! groups of a level together. It is the variance of the parts' counts beyond chance: with means `m`, the sum of `(c -
+//! m)^2 - m` divided by the sum of `m^2`. As long as this may be chance itself, parts are assumed to be alike.
 //!
 //! # Properties
 //! - The estimate lies between the group's rate and the part's own.
-//! - Without exposure it is the group's; with much of it, the part's own.
-//! - Parts that differ by chance only are taken to be alike, but for one case in some thousands.
+//! - Without exposure it is the group's; with much exposure, the part's own.
+//! - Parts that differ only by chance are assumed to be alike, except for one case in some thousands.
 
 use super::{CELLS, Chunk, FIRST, Heat, WINDOWS};
 use crate::rule::CERTAINTY;
@@ -22,16 +22,16 @@ use crate::rule::CERTAINTY;
 /// Blocks, and groups of 8, 64 and 512 blocks.
 pub(super) const LEVELS: usize = 4;
 
-/// A rate, and how sure it is.
+/// A rate and its certainty.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Estimate {
-    /// Events a second.
+    /// Events per second.
     pub rate: f64,
-    /// Events that it rests on: the rate is off by its square root's part of it, about.
+    /// Number of events behind it; the relative error is about one divided by its square root.
     pub sure: f64,
 }
 
-/// For how many events a group counts in the estimate of its parts, by the parts' level.
+/// Number of events that a group counts for in the estimate of its parts, by the parts' level.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Pools {
     pub(super) worth: [f64; LEVELS],
@@ -51,7 +51,7 @@ impl Default for Pools {
 pub(super) struct Spread {
     /// Variance of counts beyond chance.
     pub(super) excess: f64,
-    /// Variance of that, if all was chance.
+    /// Expected variance of `excess`, if all differences were chance.
     pub(super) chance: f64,
     pub(super) squares: f64,
 }
@@ -80,7 +80,7 @@ impl Spread {
     }
 }
 
-/// How much the parts of a chunk differ in a window, by the parts' level.
+/// Differences between the parts of a chunk in a window, by the parts' level.
 pub(super) fn spreads_of(heat: &Heat, chunk: &Chunk, window: usize) -> [Spread; LEVELS] {
     let mut spreads = [Spread::default(); LEVELS];
     let mut part = |level: usize, cell: usize, group_rate: f64| {
@@ -105,7 +105,7 @@ pub(super) fn spreads_of(heat: &Heat, chunk: &Chunk, window: usize) -> [Spread; 
 }
 
 impl Pools {
-    /// From how much the parts of all chunks differ.
+    /// Computes the pools from the differences in all chunks.
     pub(super) fn of<'a>(chunks: impl Iterator<Item = &'a [Spread; LEVELS]>) -> Self {
         let mut sums = [Spread::default(); LEVELS];
         for spreads in chunks {
@@ -118,7 +118,7 @@ impl Pools {
         }
     }
 
-    /// The estimate of a part that has `events` in `exposure_s`, in a group with the estimate `group`.
+    /// The estimate of a part with `events` in `exposure_s`, in a group with the estimate `group`.
     #[inline]
     pub(super) fn part(
         &self,

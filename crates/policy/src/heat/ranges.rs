@@ -1,15 +1,15 @@
-//! The heat of a process as ranges, for people and for what is looked up first.
+//! Converts the heat of blocks to ranges, for people and for the order of look-ups.
 //!
-//! Neighbouring blocks whose rates are within a factor of two are one range. Where that makes too many ranges, groups of 8, 64
-//! or 512 blocks take the place of blocks. Ranges partition the space.
+//! Adjacent blocks whose rates are within a factor of two are one range. If there are too many ranges, groups of 8, 64
+//! or 512 blocks replace blocks. Ranges partition the space.
 
 use super::{CHUNK_BLOCKS, Chunk, Estimate, FIRST, Heat};
 use crate::{Block, ClassifiedRange, VirtRange};
 
-/// The window by which ranges are made: some seconds.
+/// The window of the ranges: some seconds.
 const WINDOW: usize = 1;
 
-/// The most ranges of one process that are made of blocks rather than of groups.
+/// Maximum number of ranges of one process before groups replace blocks.
 const RANGES_MAX: usize = 512;
 
 impl Heat {
@@ -25,7 +25,7 @@ impl Heat {
         ranges
     }
 
-    /// The same of groups of this level.
+    /// The ranges of groups at this level.
     fn ranges_of(&self, level: usize) -> Vec<ClassifiedRange> {
         let size = 1u64 << (3 * level);
         let mut runs = Runs::default();
@@ -46,7 +46,7 @@ impl Heat {
                 };
                 let end = end.min(blocks.end);
                 match next.filter(|_| is_seen) {
-                    // Of what was never seen, all is alike.
+                    // Memory without evidence is one run.
                     None => runs.push(at..end, 0.0),
                     Some(chunk) => self.rates(chunk, level, |group, events| {
                         let group = group * size..(group + 1) * size;
@@ -69,7 +69,7 @@ impl Heat {
         runs.0.into_iter().filter_map(range).collect()
     }
 
-    /// Calls `each` with the number of each group of a chunk, and the events that one of its blocks has in the window.
+    /// Calls `each` with the number of each group of a chunk, and one block's events in the window.
     fn rates(&self, chunk: &Chunk, level: usize, mut each: impl FnMut(u64, f64)) {
         let groups = CHUNK_BLOCKS >> (3 * level);
         let first = chunk.number * groups as u64;
@@ -93,10 +93,10 @@ impl Heat {
     }
 }
 
-/// Blocks of like heat beside each other.
+/// Adjacent blocks of similar heat.
 struct Run {
     blocks: std::ops::Range<u64>,
-    /// Events in the window, of all of them.
+    /// Events of all blocks in the window.
     events: f64,
     class: i32,
 }
@@ -110,7 +110,7 @@ impl Runs {
         if blocks.is_empty() {
             return;
         }
-        // Blocks with less than one event are of one class; blocks without any are of another.
+        // Blocks with less than one event are one class; blocks without events are another.
         let class = match events > 0.0 {
             true => (events.max(1.0).log2() as i32).saturating_add(1),
             false => 0,

@@ -1,4 +1,4 @@
-//! A process's heat between two epochs as numbers.
+//! Saves a process's heat between two epochs as numbers.
 
 use super::pool::{LEVELS, Pools, Spread};
 use super::{CELLS, CHUNK_BLOCKS, Chunk, FIRST, Heat, WINDOWS, cells};

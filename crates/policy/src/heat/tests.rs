@@ -17,14 +17,14 @@ fn heat(blocks: u64) -> Heat {
     heat
 }
 
-/// Events of a block in a window, as they were seen.
+/// Observed events of a block in a window.
 fn events_of(heat: &Heat, window: usize, block: Block) -> f64 {
     let at = (block.0 % CHUNK_BLOCKS as u64) as usize;
     let chunk = heat.chunk(block.0 / CHUNK_BLOCKS as u64);
     chunk.map_or(0.0, |c| heat.seen(c, window, at).0)
 }
 
-/// Lets epochs of half a second pass in which each block has `mean` events by chance.
+/// Runs epochs of half a second in which each block has a random number of events with mean `mean`.
 fn sampled(blocks: u64, epochs: u32, seed: u64, mean: impl Fn(u64) -> f64) -> Heat {
     let (mut heat, mut chance) = (heat(blocks), Chance::new(seed));
     for epoch in 1..=epochs {
@@ -124,7 +124,7 @@ fn a_block_takes_no_more_bytes_than_is_said() {
     assert!(heat.state_bytes() <= 27 * 4096, "{}", heat.state_bytes());
 }
 
-/// As a process has them that reserves addresses it never uses.
+/// As in a process that reserves addresses without using them.
 #[test]
 fn the_largest_address_space_costs_what_is_seen_of_it() {
     let mut heat = Heat::default();
@@ -221,7 +221,7 @@ proptest! {
         let covered = bytes(&mut ranges.iter().map(|r| r.range));
         prop_assert_eq!(covered, bytes(&mut space.iter().copied()));
         for r in &ranges {
-            // Mappings beside each other are one memory.
+            // Adjacent mappings are one memory.
             let is_mapped = |b: Block| space.iter().any(|s| s.contains(b.start()));
             prop_assert!(Block::all_of(&r.range).all(is_mapped));
         }

@@ -1,41 +1,40 @@
-//! Whether the latest looks at a VM's memory contradict the ones before: the VM has turned to other memory.
+//! Detects that a VM uses other memory than its histories show.
 //!
 //! # Problem
-//! Looks differ by chance. They also differ because a look is longer or shorter than those before, or the VM faster or
-//! slower: then all blocks are found accessed more often, or less. Neither means that other memory is hot.
+//! Looks differ by chance. They also differ if a look is longer or shorter than those before, or the VM is faster or
+//! slower. Then all blocks are found accessed more often, or less. Neither means that other memory is hot.
 //!
 //! # Approach
-//! The looks before say how probable it was for a look to find a block accessed. Where accesses come at random, a look that is `f` times
-//! as long misses a block with probability `q^f` if it was `q` before. The same `f` for all blocks is the one with which as
-//! many would be found accessed as the latest looks found. What it does not explain is measured by Pearson's chi-squared: for each block
-//! the square of what was found beyond what was expected, in units of its variance. Chance makes it about as large as there are
-//! blocks, with a spread that follows from the same probabilities.
+//! Earlier looks give the probability that a look finds a block accessed. If accesses are random, a look that is `f`
+//! times as long misses a block with probability `q^f` instead of `q`. One `f` for all blocks is chosen such that the
+//! expected number of accessed blocks equals that of the latest looks. Pearson's chi-squared measures the rest: for
+//! each block, the squared difference between found and expected, in units of its variance. By chance it is about the
+//! number of blocks, with a spread that follows from the same probabilities.
 //!
 //! # Properties
-//! - Chance hardly ever contradicts, nor do looks of another length.
-//! - A VM that turns to other memory contradicts within four looks: to twenty blocks or more, where a look finds no
-//!   more than half of the rest accessed.
+//! - Neither chance nor looks of another length contradict, except very rarely.
+//! - A VM that uses other memory contradicts within four looks. This needs twenty such blocks, where a look finds at
+//!   most half of the rest accessed.
 
 use super::{History, LATEST, LOOKS};
 
-/// Looks before the latest.
+/// Number of looks before the latest.
 const BEFORE: u32 = LOOKS - LATEST;
 
-/// How far beyond chance it must be, in standard deviations; and what the model itself may be wrong by, as a part of what
-/// chance gives.
+/// Required difference beyond chance, in standard deviations; and the model's own relative error.
 const SURE: f64 = 5.0;
 const MODEL_ERROR: f64 = 0.1;
 
-/// How many times as long looks may be as those before, as a power of two either way; and how often that is halved to find it.
+/// Range of the ratio of look lengths, as a power of two in both directions; and the number of bisections.
 const STRETCH_LOG2: f64 = 3.0;
 const HALVINGS: u32 = 12;
 
-/// Blocks, by how many looks found them accessed: of those before, and of the latest.
+/// Number of blocks by how many looks found them accessed: earlier looks, and the latest.
 #[derive(Debug)]
 pub(super) struct Found([[u32; LATEST as usize + 1]; BEFORE as usize + 1]);
 
 impl Found {
-    /// In full histories.
+    /// Counts full histories.
     pub(super) fn of(histories: impl Iterator<Item = History>) -> Self {
         let mut found = Self([[0; LATEST as usize + 1]; BEFORE as usize + 1]);
         for History(bits) in histories {
@@ -46,14 +45,14 @@ impl Found {
         found
     }
 
-    /// See the module's text.
+    /// Whether there is a contradiction. See the module's text.
     pub(super) fn is_contradiction(&self) -> bool {
         let stretch = self.stretch();
         let (mut chi_squared, mut expected, mut variance) = (0.0, 0.0, 0.0);
         for (before, row) in (0u32..).zip(&self.0) {
             let probability = stretched(before, stretch);
             let of_one = probability * (1.0 - probability);
-            // The probability is itself known from so many looks only.
+            // The probability itself is an estimate from few looks.
             let of_latest = of_one * (1.0 / f64::from(LATEST) + 1.0 / f64::from(BEFORE));
             for (latest, &blocks) in (0u32..).zip(row) {
                 let beyond = f64::from(latest) / f64::from(LATEST) - probability;
@@ -61,14 +60,14 @@ impl Found {
             }
             let blocks: u32 = row.iter().sum();
             expected += f64::from(blocks);
-            // That of the square of a binomial variable in units of its variance.
+            // The variance of a squared binomial variable, in units of its variance.
             let tails = (1.0 / of_one - 6.0) / f64::from(LATEST);
             variance += f64::from(blocks) * (2.0 + tails.max(0.0));
         }
         chi_squared > expected * (1.0 + MODEL_ERROR) + SURE * variance.sqrt()
     }
 
-    /// How many times as long the latest looks were as those before.
+    /// Ratio of the length of the latest looks to those before.
     fn stretch(&self) -> f64 {
         let rows = (0u32..).zip(&self.0);
         let blocks: Vec<(u32, u32)> = rows.clone().map(|(b, row)| (b, row.iter().sum())).collect();
@@ -90,8 +89,9 @@ impl Found {
     }
 }
 
-/// How probable it is that a look finds a block accessed which so many looks before found accessed, if it is so many times as
-/// long. Neither never nor always is ever certain.
+/// Probability that a look of `stretch` times the length finds a block accessed that `before` earlier looks found.
+///
+/// It is never 0 or 1.
 fn stretched(before: u32, stretch: f64) -> f64 {
     let looks = f64::from(BEFORE + 2);
     let missed = 1.0 - f64::from(before + 1) / looks;

@@ -1,45 +1,45 @@
-//! When a VM's memory is looked at again, so that looking keeps within a share of one CPU.
+//! Schedules looks at a VM's memory within a share of one CPU.
 //!
 //! # Problem
-//! A look costs in proportion to the VM's memory, and a block is hot after [`HOT_ONES`](super::HOT_ONES) looks. At a
-//! steady pace a large VM would wait for minutes after its start, and again each time that it turns to other memory.
+//! A look's cost is proportional to the VM's memory, and a block is hot after [`HOT_ONES`](super::HOT_ONES) looks. At a
+//! steady rate a large VM would wait for minutes after its start, and again each time it changes to other memory.
 //!
 //! # Approach
-//! A VM whose histories tell what it does is looked at for a part of the share. What is left is saved, up to a bound,
-//! and spent in haste when it is needed: on a VM that is new, and on one whose last looks contradict what its histories
-//! say, until its histories are full of new looks. In haste the VM's run time from one look to the next is a part of the
-//! interval, too: guests that share a CPU would else wait for each other's looks.
+//! While a VM's histories match its behaviour, looks use only a part of the share. The rest is saved, up to a limit.
+//! The savings pay for a fast phase, which a VM gets when it is new, and when its last looks contradict its histories.
+//! The phase ends when its histories are full of new looks. In a fast phase the VM's run time between looks is shorter,
+//! too. Otherwise guests that share a CPU would wait for each other's looks.
 //!
 //! # Properties
-//! - In any time t no more is spent than share x t, what may be saved, and one look.
-//! - A new VM's history is full after 32 looks, each at a fourth of a CPU, where what may be saved pays for them.
+//! - In any time t the CPU time is at most the share × t, plus the savings limit, plus one look.
+//! - A new VM's history is full after 32 looks, each at a quarter of a CPU, if the savings suffice.
 
 use std::time::Duration;
 
 use super::LOOKS;
 
-/// The most that looking at a VM may take of one CPU, in the mean.
+/// Mean CPU limit of looks at a VM, as a share of one CPU.
 const SHARE: f64 = 0.05;
 
-/// What looking takes of one CPU while histories tell what the VM does.
+/// CPU share of looks while histories match the VM's behaviour.
 const SETTLED: f64 = 0.04;
 
-/// What it takes in haste, while something is saved.
+/// CPU share in a fast phase, while there are savings.
 const HASTE: f64 = 0.25;
 
-/// Looks in an interval, in haste.
+/// Looks per interval in a fast phase.
 const HASTY_LOOKS: u32 = 4;
 
-/// CPU time that may be saved, seconds, and is there at the start: for 32 looks at a VM of some hundred MiB on an
-/// emulated host, of some GiB on a real one.
+/// Limit of saved CPU time, seconds; full at the start. It pays for 32 looks at a VM of some hundred MiB on an emulated
+/// host, or of some GiB on a real one.
 const SAVED_MAX_S: f64 = 1.0;
 
-/// See the module's text.
+/// Schedules looks. See the module's text.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Pace {
-    /// CPU time that is there to spend, seconds; below zero it is owed.
+    /// Saved CPU time, seconds; negative if more was spent.
     saved_s: f64,
-    /// Looks until the histories are full of new ones.
+    /// Number of looks until the histories are full of new ones.
     hasty: u32,
 }
 
@@ -53,8 +53,7 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// How long the VM runs from one look to the next, where that is `interval` while its histories tell what it
-    /// does.
+    /// The VM's run time between two looks: `interval` while its histories match its behaviour, less in a fast phase.
     pub fn interval(&self, interval: Duration) -> Duration {
         match self.hasty {
             0 => interval,
@@ -62,8 +61,9 @@ impl Pace {
         }
     }
 
-    /// Takes in a look that took so much CPU time and ended so long after the one before, and whether it contradicts
-    /// the histories. Returns the pause until the next one.
+    /// Records a look: its CPU time, the time since the previous one, and whether it contradicts the histories.
+    ///
+    /// Returns the pause before the next look.
     pub fn looked(&mut self, spent: Duration, after: Duration, is_contradicted: bool) -> Duration {
         let spent_s = spent.as_secs_f64();
         let gained = after.as_secs_f64() * SHARE;
@@ -122,7 +122,7 @@ mod tests {
             }
             prop_assert!(rest + look >= look.div_f64(SHARE), "{rest:?}");
             prop_assert_eq!(pace.interval(interval), interval);
-            // Haste again, of what was saved.
+            // A fast phase again, paid from savings.
             let hasty = pace.looked(look, rest + look, true);
             prop_assert!(hasty < rest / 2, "{hasty:?}");
         }

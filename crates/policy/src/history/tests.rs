@@ -12,7 +12,7 @@ fn blocks(first: u64, end: u64) -> VirtRange {
     VirtRange::new(at(first), at(end)).unwrap()
 }
 
-/// Looks that found these blocks accessed.
+/// A look that finds these blocks accessed.
 fn look(histories: &mut Histories, accessed: impl IntoIterator<Item = u64>) -> bool {
     for block in accessed {
         histories.add(GuestVirtAddr(block * BLOCK_SIZE + 4096), 1);
@@ -20,7 +20,7 @@ fn look(histories: &mut Histories, accessed: impl IntoIterator<Item = u64>) -> b
     histories.end_epoch(0, 0.5, usize::MAX)
 }
 
-/// Of each block.
+/// Number of set bits of each block.
 fn ones(histories: &Histories) -> Vec<(u64, u32)> {
     let of = |r: ClassifiedRange| {
         let blocks: Vec<_> = Block::all_of(&r.range).collect();
@@ -30,12 +30,12 @@ fn ones(histories: &Histories) -> Vec<(u64, u32)> {
     histories.ranges().flat_map(of).collect()
 }
 
-/// The plan where block i has `ones[i]` and lies in fast memory if `in_fast[i]`.
+/// The plan if block i has `ones[i]` set bits and is in fast memory if `in_fast[i]`.
 fn planned(ones: &[u32], in_fast: &[bool], free_blocks: u64, hot_ones: u32) -> Plan {
     let mut histories = Histories::default();
     histories.set_space(&[blocks(0, ones.len() as u64)]);
     for i in 0..32 {
-        // Something that is always accessed, so that each look counts.
+        // One block is always accessed, so that each look counts.
         let accessed = (0..ones.len()).filter(|&b| i < ones[b]);
         look(&mut histories, accessed.map(|b| b as u64));
     }
@@ -121,14 +121,14 @@ fn an_interval_without_any_access_is_none() {
     let before = histories.clone();
     assert!(!look(&mut histories, []));
     assert_eq!(histories, before);
-    // Nor does memory count that is not there.
+    // Unmapped memory does not count, either.
     assert!(!look(&mut histories, [7]));
     assert_eq!(histories, before);
 }
 
 #[test]
 fn a_window_finds_what_tells_a_hot_eighth() {
-    // 400 blocks; each hot one is accessed 18,000 times a second, each other one 285 times.
+    // 400 blocks; each hot one is accessed 18,000 times per second, each other one 285 times.
     const FAST: ByteCount = ByteCount(200 * MIB);
     let found = |window: Duration| {
         let part = |rate: f64| 1.0 - (-rate * window.as_secs_f64()).exp();
@@ -143,7 +143,7 @@ fn a_window_finds_what_tells_a_hot_eighth() {
     assert!(cold_ones < 10.0, "{cold_ones} after {:?}", window.now());
 }
 
-/// Histories of blocks that are accessed in a look by chance, each with a probability that `of` tells.
+/// Histories of blocks that looks find accessed at random, each with the probability `of`.
 fn looked(histories: &mut Histories, chance: &mut Chance, count: u64, of: impl Fn(u64) -> f64) {
     let accessed: Vec<_> = (0..count)
         .filter(|&block| chance.draw() < of(block))
@@ -168,7 +168,7 @@ proptest! {
             looked(&mut histories, &mut chance, count, first);
             contradicted += u32::from(histories.are_contradicted());
         }
-        // One look that is odd by chance is one of the latest four times.
+        // One random outlier is among the latest four looks four times.
         prop_assert!(contradicted <= 4, "{contradicted} of 100");
         let other = |block: u64| if block >= count - hot { 0.97 } else { background };
         for _ in 0..LATEST {
@@ -177,8 +177,7 @@ proptest! {
         prop_assert!(histories.are_contradicted());
     }
 
-    /// Each four looks take another time: what is accessed so often in one of the first length is accessed more or
-    /// less often then.
+    /// Every four looks have another length, which changes how often blocks are found accessed.
     #[test]
     fn looks_of_another_length_do_not_contradict(
         seed: u64,
@@ -236,7 +235,7 @@ proptest! {
             of.map(|b| (b, model[b as usize].ones())).collect()
         };
         prop_assert_eq!(ones(&histories), want(&mut (0..10).chain(12..40)));
-        // All but a part of it goes.
+        // Only a part of it stays.
         let (first, end) = (cut.0, (cut.0 + cut.1).min(40));
         histories.set_space(&[blocks(first, end)]);
         let is_new = |b: u64| (10..12).contains(&b);
@@ -279,7 +278,7 @@ proptest! {
             for _ in 0..400 {
                 window.looked(found, fast);
             }
-            // Steps of a quarter end a little below.
+            // Steps of a quarter end slightly below.
             let now = window.now();
             prop_assert!(now.abs_diff(*end) <= Duration::from_micros(10), "{now:?} {end:?}");
         }

@@ -11,7 +11,7 @@ fn blocks(n: u64) -> ByteCount {
     ByteCount(n * BLOCK_SIZE)
 }
 
-/// A machine in which processes have ranges of (blocks, blocks of them in fast memory, samples).
+/// A machine whose processes have ranges of (blocks, blocks of them in fast memory, samples).
 #[derive(Debug, Clone)]
 struct Machine {
     ranking: Vec<RankedRange>,
@@ -75,9 +75,9 @@ impl Machine {
         })
     }
 
-    /// Carries a plan out to the letter.
+    /// Carries out a plan exactly.
     fn apply(&mut self, plan: &Plan) {
-        // The two directions interleave: slow memory must have room for the difference only.
+        // The two directions interleave, so slow memory needs room for the difference only.
         self.room.slow_free.0 += sum(&plan.promotions);
         self.room.slow_free.0 -= sum(&plan.demotions);
         for r in &plan.demotions {
@@ -125,7 +125,7 @@ fn room(fast_free: u64, batch: u64) -> Room {
 
 #[test]
 fn free_memory_is_filled_then_exchanged() {
-    // 10 free blocks, 6 above the reserve; 20 hot blocks in slow memory, 30 cold in fast.
+    // 10 free blocks, 6 of them above the reserve; 20 hot blocks in slow memory, 30 cold ones in fast memory.
     let mut m = Machine::new(&[(30, 30, 0.0), (20, 0, 800.0)], room(10, 100));
     let p = m.plan();
     assert_eq!((p.promotions.len(), p.demotions.len()), (20, 14));
@@ -169,7 +169,7 @@ fn a_block_that_is_set_aside_is_left_alone() {
     );
 }
 
-/// Each process a group of its own.
+/// Each process is its own group.
 fn machines() -> impl Strategy<Value = Machine> {
     let range = (1u64..40, 0u64..40, prop_oneof![Just(0.0), 0.0..2000.0f64]);
     let range = ((1u32..4).prop_map(Pid), range);
@@ -200,7 +200,7 @@ proptest! {
         prop_assert!(up <= m.room.batch.0 && down <= m.room.batch.0);
         prop_assert!(up <= m.room.fast_free.0 + down);
         prop_assert!(down <= m.room.slow_free.0 + up);
-        // What stays free is not less than before, or than the reserve.
+        // Free memory is not below its former value, or not below the reserve.
         let free = m.room.fast_free.0 + down - up;
         prop_assert!(free >= m.room.fast_free.min(m.room.fast_reserve).0);
         let mut seen = std::collections::BTreeSet::new();

@@ -1,32 +1,28 @@
-//! Allocation between VMs: how much of each tier every VM shall have.
+//! Divides a host's memory of each tier between VMs.
 //!
 //! # Problem
-//! A host has a pool of each tier and several VMs, each with a share, a guarantee and a limit.
-//! Divide the pools so that what the policy prefers gets more, nobody gets less than the
-//! guarantee, and memory does not wander for nothing.
+//! A host has a pool of each tier and several VMs, each with a share, a guarantee and a limit. Divide the pools so that
+//! VMs with a larger weight get more, no VM gets less than its guarantee, and memory does not move needlessly.
 //!
 //! # Terms
-//! - *weight*: what the policy divides a pool by. With [`Policy::Shares`] the VM's share; with
-//!   [`Policy::Wss`] the working set for fast memory and the memory in use for slow memory.
-//! - *floor*: what a VM gets at least: its guarantee, and while it is under memory pressure what it
-//!   uses of what it has. A VM that the policy has no weight for (all of them with
-//!   [`Policy::Static`], one whose accesses nothing tracks with [`Policy::Wss`]) keeps all it has.
+//! - *weight*: the proportion in which the policy divides a pool. With [`Policy::Shares`] it is the VM's share; with
+//!   [`Policy::Wss`] the working set for fast memory, and the memory in use for slow memory.
+//! - *floor*: the minimum of a VM: its guarantee and, under memory pressure, the part of its memory that it uses. A VM
+//!   without a weight keeps all it has (all VMs with [`Policy::Static`], an untracked one with [`Policy::Wss`]).
 //!
 //! # Approach
-//! Equation 1 of Lee, Gupta and Schwan, pool × weight ÷ sum of weights, within each VM's floor
-//! and limit: `fill` finds the one level at which the pool is used up. Weights are
-//! smoothed over time ([`Smoothed`]), grants are whole blocks, and nothing changes at all unless
-//! some VM's grant changes by a minimum step.
+//! Equation 1 of Lee, Gupta and Schwan: pool × weight ÷ sum of weights, within each VM's floor and limit. `fill` finds
+//! the level at which the pool is used up. Weights are smoothed over time ([`Smoothed`]), grants are whole blocks, and
+//! nothing changes unless some VM's grant changes by a minimum step.
 //!
 //! # Properties
 //! - The grants of a tier never exceed its pool.
 //! - Every grant lies between the VM's guarantee and its limit.
-//! - A VM under pressure is not shrunk below what it uses, as long as what VMs have now is itself
-//!   within the rules.
+//! - A VM under pressure keeps at least the memory that it uses, as long as the present sizes follow the rules.
 //! - The same input gives the same grants, whatever the order of the VMs.
 //! - A larger weight never gets less, all else being equal.
-//! - What no limit forbids is given to VMs with a weight, but for less than a block for each.
-//! - Changes below the minimum step move nothing.
+//! - VMs with a weight get all memory that limits allow, except for less than a block each.
+//! - Changes below the minimum step are not made.
 
 mod fill;
 mod smoothed;
@@ -39,13 +35,13 @@ pub use smoothed::Smoothed;
 
 use fill::{Bounds, fill};
 
-/// How pools are divided.
+/// The policy that divides pools.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[derive(strum::Display, strum::EnumString, strum::VariantNames)]
 #[strum(serialize_all = "lowercase")]
 pub enum Policy {
-    /// As wished: nothing moves by itself.
+    /// As configured or requested; nothing changes by itself.
     #[default]
     Static,
     /// By configured shares.
@@ -54,65 +50,64 @@ pub enum Policy {
     Wss,
 }
 
-/// How a VM's size is changed.
+/// The mechanism that resizes a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[derive(strum::Display, strum::EnumString, strum::VariantNames)]
 #[strum(serialize_all = "kebab-case")]
 pub enum ProvisionerKind {
-    /// The balloon driver in the guest, one for each node, by way of Demeter's agent.
+    /// The guest's balloon driver, one balloon per node, through Demeter's agent.
     #[default]
     DemeterBalloon,
     /// A virtio-mem device for each node.
     VirtioMem,
-    /// virtio-balloon, which cannot tell tiers apart.
+    /// virtio-balloon, which does not distinguish tiers.
     VirtioBalloon,
 }
 
-/// One VM, as an allocation sees it.
+/// A VM's input to the allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Claim {
     /// Weight under [`Policy::Shares`].
     pub share: u32,
-    /// The least it gets.
+    /// Its minimum.
     pub guarantee: TierBytes,
-    /// The most it gets; at least the guarantee.
+    /// Its maximum; at least the guarantee.
     pub limit: TierBytes,
-    /// What it is wished to have now.
+    /// Its present target.
     pub current: TierBytes,
-    /// What it uses; `None` as long as that is not known.
+    /// Its use of memory; `None` while unknown.
     pub usage: Option<Usage>,
-    /// It cannot be changed now (it does not answer, or is left alone) and keeps what it has.
+    /// It cannot be resized now (it does not answer, or is left alone) and keeps its memory.
     pub pinned: bool,
 }
 
-/// What a VM does with its memory.
+/// A VM's use of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Usage {
-    /// Memory of each tier that is in use: not free, not held back by a balloon.
+    /// Memory in use in each tier: neither free nor in a balloon.
     pub used: TierBytes,
-    /// Memory, wherever it lies, that is used again and again, smoothed with [`Smoothed`]; `None`
-    /// where nothing tracks it.
+    /// Working set in all tiers, smoothed with [`Smoothed`]; `None` if it is not tracked.
     pub working_set: Option<ByteCount>,
     /// Whether its tasks wait for memory.
     pub pressed: bool,
 }
 
-/// A pool that cannot hold what is promised from it.
+/// A pool that is smaller than the sum of guarantees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the {tier} pool has {pool}, but {promised} of it is guaranteed; lower a guarantee")]
 pub struct Overbooked {
-    /// Which pool.
+    /// The pool's tier.
     pub tier: Tier,
     /// Its size.
     pub pool: ByteCount,
-    /// The sum of guarantees, with what pinned VMs have.
+    /// The sum of guarantees, including all memory of pinned VMs.
     pub promised: ByteCount,
 }
 
-/// What each VM shall have, in the order of `claims`.
+/// Computes each VM's memory, in the order of `claims`.
 ///
-/// Nothing changes where no grant would change by `step_min` or more.
+/// Nothing changes if no grant would change by `step_min` or more.
 pub fn allocate(
     policy: Policy,
     pools: TierBytes,
@@ -142,7 +137,7 @@ fn allocate_tier(
             promised: ByteCount(u64::try_from(promised).unwrap_or(u64::MAX)),
         });
     }
-    // Floors that the pool has no room for shrink in proportion, down to the guarantees.
+    // If floors exceed the pool, they shrink in proportion, down to the guarantees.
     let floors: Vec<_> = parts.iter().map(|part| part.floor).collect();
     let up_to_floors: Vec<_> = parts.iter().map(Part::up_to_floor).collect();
     let bounds: Vec<_> = fill(pool, &floors, &up_to_floors)
@@ -170,10 +165,10 @@ fn allocate_tier(
     Ok(chosen.into_iter().map(ByteCount).collect())
 }
 
-/// A VM's part in dividing one tier.
+/// A VM's part in the division of one tier.
 struct Part {
     bounds: Bounds,
-    /// At least this, if the pool has room for everybody's.
+    /// The minimum, if the pool can hold all minima.
     floor: u64,
     weight: u64,
     current: u64,
@@ -223,7 +218,7 @@ impl Part {
     }
 }
 
-/// What the policy divides by; `None` for a VM that is to keep what it has.
+/// A VM's weight; `None` if it keeps its memory.
 fn weight(policy: Policy, tier: Tier, claim: &Claim) -> Option<u64> {
     match policy {
         Policy::Static => None,

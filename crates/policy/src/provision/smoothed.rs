@@ -1,19 +1,18 @@
-//! An estimate that follows what is measured, but not every stir of it.
+//! Smooths a measured amount.
 
 use crate::ByteCount;
 
-/// Of the way to a new measurement, one in so many parts is gone.
+/// A new measurement has this weight: one in `PARTS`.
 const PARTS: u64 = 4;
 
-/// An exponentially weighted mean of measurements, each with a quarter of the weight.
+/// An exponentially weighted mean; each new measurement has a quarter of the weight.
 ///
-/// It lies between the least and the greatest measurement, and comes to a constant one to within
-/// four bytes.
+/// It lies between the lowest and the highest measurement, and converges to a constant one within four bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Smoothed(Option<u64>);
 
 impl Smoothed {
-    /// Takes a measurement in, and gives the mean.
+    /// Adds a measurement, and returns the mean.
     pub fn update(&mut self, measured: ByteCount) -> ByteCount {
         let mean = match self.0 {
             None => measured.0,

@@ -19,7 +19,7 @@ fn both(fast: u64, slow: u64) -> TierBytes {
     }
 }
 
-/// A VM of 1 GiB in each tier that has a quarter of it, without usage.
+/// A VM with a limit of 1 GiB in each tier and a quarter of it now, without usage.
 fn claim(share: u32) -> Claim {
     Claim {
         share,
@@ -118,7 +118,7 @@ fn tier_bytes(mib_max: u64) -> impl Strategy<Value = TierBytes> {
     (bytes(), bytes()).prop_map(|(fast, slow)| TierBytes { fast, slow })
 }
 
-/// Claims whose current state keeps all rules, and pools that hold it.
+/// Claims whose present state follows all rules, and pools that hold it.
 fn host() -> impl Strategy<Value = (TierBytes, Vec<Claim>)> {
     let working_set = prop::option::of((0..4000 * MIB).prop_map(ByteCount));
     let usage = (tier_bytes(3000), working_set, any::<bool>());
@@ -173,7 +173,7 @@ fn total(grants: &[TierBytes], tier: Tier) -> u64 {
 proptest! {
     #[test]
     fn grants_keep_to_pool_guarantee_and_limit((pools, claims) in host(), policy in policy(), shrink in 0u64..=100) {
-        // Also where what VMs have now is more than the pool holds.
+        // Even if the present sizes exceed the pool.
         let pools = PerTier::from_fn(|tier| {
             let bound: u64 = claims.iter()
                 .map(|c| if c.pinned { c.current } else { c.guarantee }.get(tier).0).sum();
@@ -249,7 +249,7 @@ proptest! {
         let grants = allocate(policy, pools, &claims, STEP).unwrap();
         for (claim, grant) in claims.iter_mut().zip(&grants) {
             claim.current = *grant;
-            // Known usage: the weight of a VM without it is what it has, which has just changed.
+            // Usage must be known: without it the weight is the present memory, which has just changed.
             let usage = claim.usage.get_or_insert(Usage {
                 used: *grant,
                 working_set: None,
@@ -278,5 +278,5 @@ proptest! {
     }
 }
 
-/// How near a mean comes to a constant.
+/// Distance within which a mean converges to a constant.
 const PARTS_BYTES: u64 = 4;

@@ -100,7 +100,7 @@ pub struct Balance {
     pub benefit_ns: i64,
     /// Whether the budget is empty: earlier moves earned less than they cost.
     pub is_resting: bool,
-    /// Time that moved memory has lately saved, nanoseconds a second.
+    /// Time that moved memory has saved lately, nanoseconds per second.
     pub income_ns: u64,
     /// Whether it has saved less than half of that in the last few seconds.
     pub is_falling: bool,

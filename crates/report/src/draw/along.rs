@@ -1,4 +1,4 @@
-//! A curve for each system along a setting of cases: its main figure, and its share of an oracle.
+//! Curves of each system along a setting of the cases: main figure, and share of an oracle.
 
 use demeter_outcome::{Case, RunResult, SystemResult};
 
@@ -10,14 +10,14 @@ use crate::shape::{self, Group, Setting, Shape};
 use crate::text::clean;
 use crate::text::worst_first::ORACLE;
 
-/// Size of a picture of its own, and room above it for the title.
+/// Size of a standalone picture, and space above it for the title.
 const SIZE: Size = Size {
     width: 880.0,
     height: 400.0,
 };
 const TOP: f64 = 40.0;
 
-/// A curve for each system that has anything to show.
+/// A curve for each system with values.
 pub(crate) fn along(
     group: &Group,
     axis: &Setting,
@@ -47,7 +47,7 @@ pub(crate) fn along(
     }
 }
 
-/// Each system's share of the oracle of its case, percent; nothing if a case has none.
+/// Each system's share of its case's oracle, percent; `None` if a case has no oracle.
 pub(crate) fn shares_of_oracle(group: &Group, axis: &Setting, legend: &Legend) -> Option<Curves> {
     let has_oracle = |case: &&Case| shape::system(case, ORACLE).is_some();
     if !group.cases.iter().all(has_oracle) {
@@ -66,8 +66,9 @@ pub(crate) fn shares_of_oracle(group: &Group, axis: &Setting, legend: &Legend) -
     (!curves.curves.is_empty()).then_some(curves)
 }
 
-/// A picture of its own of a result whose cases differ in a number, such as their size, and have an oracle:
-/// each system's share of it. Nothing for a result of another shape.
+/// A standalone picture of each system's share of the oracle, for cases that differ in a number, such as their size.
+///
+/// `None` for other results.
 pub fn shares_svg(result: &RunResult) -> Option<String> {
     let legend = Legend::of(result);
     let groups = Group::all(result);

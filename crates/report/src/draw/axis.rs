@@ -1,8 +1,8 @@
 //! Axes with ticks at round numbers: from zero, or by powers of ten.
 
-/// Largest value that is drawn; above it sums and products would overflow.
+/// Largest value that is drawn; sums and products of larger ones would overflow.
 const VALUE_MAX: f64 = 1e300;
-/// Below this an axis has nothing to show.
+/// A smaller axis is empty.
 const VALUE_MIN: f64 = 1e-9;
 
 /// An axis of amounts.
@@ -12,7 +12,7 @@ pub(crate) enum Axis {
     Linear {
         /// Its end.
         top: f64,
-        /// From tick to tick.
+        /// Distance between ticks.
         step: f64,
     },
     /// From a power of ten to another.
@@ -21,14 +21,13 @@ pub(crate) enum Axis {
         from: i32,
         /// Exponent of the last, above `from`.
         to: i32,
-        /// Powers from tick to tick.
+        /// Powers between ticks.
         step: i32,
     },
 }
 
 impl Axis {
-    /// From zero to the first tick that is not below `max`. At most `ticks_max` ticks besides
-    /// zero.
+    /// From zero to the first tick at or above `max`, with at most `ticks_max` ticks besides zero.
     pub(crate) fn rounded(max: f64, ticks_max: u32) -> Self {
         let max = sensible(max);
         let step = round_step(max / f64::from(ticks_max.max(1)));
@@ -47,7 +46,7 @@ impl Axis {
         }
     }
 
-    /// From the last power of ten that is not above `min` to the first that is not below `max`.
+    /// From the last power of ten at or below `min` to the first at or above `max`.
     pub(crate) fn log(min: f64, max: f64, ticks_max: u32) -> Self {
         let exponent = |value: f64| sensible(value).log10();
         let from = (exponent(min) + 1e-9).floor() as i32;
@@ -59,7 +58,7 @@ impl Axis {
         }
     }
 
-    /// Where `value` lies between the axis' begin (0) and its end (1).
+    /// Position of `value` between the axis' start (0) and end (1).
     pub(crate) fn share(&self, value: f64) -> f64 {
         if !value.is_finite() {
             return 0.0;
@@ -87,7 +86,7 @@ impl Axis {
         }
     }
 
-    /// A tick's value with as many digits as tell it from its neighbours.
+    /// A tick's value with enough digits to differ from its neighbours.
     pub(crate) fn label(&self, tick: f64) -> String {
         match *self {
             Self::Linear { top, step } if top < 1e7 => {
@@ -110,7 +109,7 @@ fn sensible(max: f64) -> f64 {
     }
 }
 
-/// The smallest of 1, 2, 5 times a power of ten that is not below `raw`.
+/// The smallest of 1, 2, 5 times a power of ten at or above `raw`.
 fn round_step(raw: f64) -> f64 {
     let power = 10f64.powf(raw.log10().floor());
     let steps = [1.0, 2.0, 5.0].map(|factor| factor * power);

@@ -5,32 +5,32 @@ use crate::draw::frame::{CHAR_WIDTH, strong};
 use crate::draw::svg::{Px, Size, Svg};
 
 const ROW_HEIGHT: f64 = 30.0;
-/// Height of a row where there are many.
+/// Height of a row if there are many.
 const ROW_HEIGHT_LOW: f64 = 22.0;
-/// Bars from which on rows are low.
+/// Number of bars from which rows are low.
 const MANY: usize = 16;
 const HEADING_HEIGHT: f64 = 28.0;
-/// What of a row its bar takes.
+/// Part of a row's height that its bar takes.
 const BAR_SHARE: f64 = 0.6;
-/// Room below the bars for the ticks.
+/// Space below the bars for the ticks.
 const FOOT: f64 = 26.0;
-/// Most characters of the text behind a bar.
+/// Maximum number of characters behind a bar.
 const END_CHARS: f64 = 8.0;
 
 /// A picture of bars.
 pub(crate) struct Bars {
-    /// What it shows, for those who cannot see it.
+    /// Description for screen readers.
     pub title: String,
-    /// The amounts' unit, written behind each tick; may be empty.
+    /// Unit after each tick; may be empty.
     pub unit: &'static str,
     pub clusters: Vec<Cluster>,
-    /// An amount to which all others are held.
+    /// An amount that all others are compared with.
     pub reference: Option<f64>,
 }
 
-/// Bars that belong together.
+/// A group of bars.
 pub(crate) struct Cluster {
-    /// Above them; may be empty.
+    /// Heading above the bars; may be empty.
     pub heading: String,
     pub bars: Vec<Bar>,
 }
@@ -42,7 +42,7 @@ pub(crate) struct Bar {
     pub parts: Vec<Part>,
     /// Smallest and largest of several measurements.
     pub extremes: Option<(f64, f64)>,
-    /// What is written behind it.
+    /// Text behind the bar.
     pub end: String,
 }
 
@@ -50,18 +50,18 @@ pub(crate) struct Bar {
 pub(crate) struct Part {
     pub class: String,
     pub amount: f64,
-    /// Shown when it is pointed at.
+    /// Text shown on hover.
     pub title: String,
 }
 
 impl Bar {
-    /// Amounts below zero are none.
+    /// Length of the bar; negative amounts count as zero.
     fn length(&self) -> f64 {
         self.parts.iter().map(|part| drawable(part.amount)).sum()
     }
 }
 
-/// Where amounts lie in a picture.
+/// Position of amounts in a picture.
 struct Place {
     left: f64,
     right: f64,
@@ -86,7 +86,7 @@ impl Bars {
         let longest = ends.fold(drawable(self.reference.unwrap_or(0.0)), f64::max);
         let place = Place {
             left: 12.0 + chars.unwrap_or(0) as f64 * CHAR_WIDTH,
-            // Room for the text behind the longest bar.
+            // Space for the text behind the longest bar.
             right: width - END_CHARS * CHAR_WIDTH,
             axis: Axis::exact(longest, (width / 110.0) as u32),
         };
@@ -118,7 +118,7 @@ impl Bars {
             }
             top += cluster.head();
             let end = top + cluster.bars.len() as f64 * row_height;
-            // Beside its bars only: a line through the heading would strike it out.
+            // Beside the bars only, since a line would cross out the heading.
             for tick in place.axis.ticks() {
                 svg.line("grid", (place.x(tick), top), (place.x(tick), end));
             }
@@ -159,7 +159,7 @@ impl Bar {
             let amount = drawable(part.amount);
             if amount > 0.0 {
                 let (left, right) = (place.x(from), place.x(from + amount));
-                // A hair of ground between neighbours, as far as a thin bar can spare it.
+                // A gap between neighbours, unless a bar is too thin.
                 let width = (right - left - 1.0).max((right - left) / 2.0);
                 svg.element(
                     "rect",
@@ -191,7 +191,7 @@ impl Bar {
     }
 }
 
-/// Bounded so that sums stay finite.
+/// Limited so that sums stay finite.
 fn drawable(amount: f64) -> f64 {
     if amount.is_finite() {
         amount.clamp(0.0, 1e290)
@@ -238,7 +238,7 @@ mod tests {
             ],
             reference: Some(2.0),
         };
-        // 21 to the left of the bars, 72 to their right: a hundred for each unit.
+        // 21 left of the bars, 72 to their right: a hundred per unit.
         let svg = bars.plot(493.0);
         assert!(
             svg.contains("class=\"c2 bar\" x=\"21\" y=\"34\" width=\"99\""),
@@ -252,7 +252,7 @@ mod tests {
             svg.contains("class=\"c2 bar\" x=\"21\" y=\"64\" width=\"199\""),
             "{svg}"
         );
-        // From the smallest to the largest measurement; the text stands behind it.
+        // From the smallest to the largest measurement; the text follows.
         assert!(svg.contains("M121 73L421 73"), "{svg}");
         assert!(svg.contains("x=\"427\" y=\"77.5\">end of b<"), "{svg}");
         assert!(svg.contains("class=\"shift\" x1=\"221\""), "{svg}");

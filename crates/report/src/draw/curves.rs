@@ -1,4 +1,4 @@
-//! Lines over a few places: a system's figure at each value of a setting, or at each percentile.
+//! Line charts over a few places: a system's figure by a setting, or by percentile.
 
 use std::fmt::Write;
 
@@ -14,16 +14,16 @@ use crate::text::number::short;
 const DOT: f64 = 3.0;
 /// Half the width of an error bar's ends.
 const WHISKER: f64 = 4.0;
-/// Ratio of an axis' largest number to its smallest from which it goes by powers.
+/// Ratio of an axis' largest to smallest number from which it is logarithmic.
 const LOG_RATIO: f64 = 16.0;
 
 /// A picture of several curves over the same places.
 pub(crate) struct Curves {
-    /// What it shows, for those who cannot see it.
+    /// Description for screen readers.
     pub title: String,
-    /// Share of the width and label of each place, ascending.
+    /// Position in the width and label of each place, ascending.
     pub places: Vec<(f64, String)>,
-    /// Whether amounts go by powers of ten.
+    /// Whether the amounts' axis is logarithmic.
     pub is_log: bool,
     pub curves: Vec<Curve>,
 }
@@ -32,11 +32,11 @@ pub(crate) struct Curves {
 pub(crate) struct Curve {
     pub name: String,
     pub class: String,
-    /// As many as there are places; a place without breaks the curve.
+    /// One value per place; a missing one interrupts the curve.
     pub spots: Vec<Option<Spot>>,
 }
 
-/// A value and, where it was measured several times, its extremes.
+/// A value with its extremes, if measured several times.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Spot {
     pub value: f64,
@@ -53,7 +53,7 @@ impl Spot {
     }
 }
 
-/// Shares of the width at which ascending numbers lie: by powers where they span many.
+/// Positions of ascending numbers in the width; logarithmic if they span a wide range.
 pub(crate) fn shares(numbers: &[f64]) -> Vec<f64> {
     let (Some(&first), Some(&last)) = (numbers.first(), numbers.last()) else {
         return vec![];
@@ -76,7 +76,7 @@ pub(crate) fn shares(numbers: &[f64]) -> Vec<f64> {
     numbers.iter().map(share).collect()
 }
 
-/// Shares of the width for `count` places of equal rank.
+/// Positions of `count` places at equal distances.
 pub(crate) fn even(count: usize) -> impl Iterator<Item = f64> {
     (0..count).map(move |index| (index as f64 + 0.5) / count as f64)
 }
@@ -96,7 +96,7 @@ impl Curves {
                 .along(curve)
                 .map(|(s, share, _)| (share, s.map(|s| s.value)))
                 .collect(),
-            // At its last point.
+            // Beside its last point.
             named_from: f64::INFINITY,
         });
         frame.draw_lines(&mut svg, &lines.collect::<Vec<_>>());
@@ -110,13 +110,13 @@ impl Curves {
         svg.finish()
     }
 
-    /// A curve's spots with share of the width and label of their places.
+    /// A curve's spots with position and label of their places.
     fn along<'a>(&'a self, curve: &'a Curve) -> impl Iterator<Item = (Option<Spot>, f64, &'a str)> {
         let spots = curve.spots.iter().zip(&self.places);
         spots.map(|(spot, (share, label))| (*spot, *share, label.as_str()))
     }
 
-    /// The axis that holds all spots.
+    /// The axis of all spots.
     fn amounts(&self) -> Axis {
         let spots = self.curves.iter().flat_map(|curve| &curve.spots).flatten();
         let values = spots.flat_map(|spot| {
@@ -132,7 +132,7 @@ impl Curves {
         }
     }
 
-    /// As many labels as find room.
+    /// Draws as many labels as fit.
     fn draw_places(&self, svg: &mut Svg, frame: &Frame) {
         let mut free_from = f64::NEG_INFINITY;
         for (share, label) in &self.places {
@@ -212,14 +212,14 @@ mod tests {
             width: 400.0,
             height: 152.0,
         });
-        // Amounts 0 to 10 lie from 122 up to 22; the right edge leaves room for the name.
+        // Amounts 0 to 10 lie from 122 up to 22; the right edge leaves space for the name.
         assert!(svg.contains("cx=\"46\" cy=\"72\""), "{svg}");
         assert!(svg.contains("cx=\"313\" cy=\"22\""), "{svg}");
         assert!(
             svg.contains("M42 122L50 122M46 122L46 22M42 22L50 22"),
             "{svg}"
         );
-        // The missing value parts the line.
+        // The missing value interrupts the line.
         assert!(svg.contains("d=\"M46 72h0M313 22h0\""), "{svg}");
         assert!(svg.contains("demeter, 1: 5.00 (0 to 10.0)"), "{svg}");
         assert!(svg.contains("a &amp; b"));

@@ -1,4 +1,4 @@
-//! Many systems in many cases, as a heat map with a row for each system.
+//! Heat maps of many systems in many cases, with a row for each system.
 
 use demeter_outcome::RunResult;
 
@@ -11,15 +11,15 @@ use crate::draw::svg::{Size, Svg};
 use crate::shape::{Group, Setting, Shape};
 use crate::text::clean;
 
-/// More systems than a map has rows for.
+/// Maximum number of rows.
 pub(crate) const ROWS_MAX: usize = 64;
 
-/// Width of a picture of its own, room above the first map, and for a line above each.
+/// Width of a standalone picture, space above the first map, and for a line above each.
 const WIDTH: f64 = 880.0;
 const TOP: f64 = 40.0;
 const LINE: f64 = 24.0;
 
-/// The map of these bars; none where they have no values.
+/// The map of these bars; `None` if they have no values.
 pub(crate) fn map_of(bars: &Bars, axis: &Setting, less_is_better: bool) -> Option<(Heat, Shades)> {
     let value = |bar: &Bar| bar.parts.iter().map(|part| part.amount).sum::<f64>();
     let all = bars.clusters.iter().flat_map(|cluster| &cluster.bars);
@@ -44,8 +44,9 @@ pub(crate) fn map_of(bars: &Bars, axis: &Setting, less_is_better: bool) -> Optio
     Some((heat, shades))
 }
 
-/// A picture of its own of a result whose cases differ in one setting, such as the workload: a map for each group of
-/// them, one below the other. Nothing for a result of another shape.
+/// A standalone picture of cases that differ in one setting, such as the workload: a map for each group of cases.
+///
+/// `None` for other results.
 pub fn maps_svg(result: &RunResult) -> Option<String> {
     let legend = Legend::first(ROWS_MAX, result);
     let (mut maps, mut unit) = (vec![], String::new());

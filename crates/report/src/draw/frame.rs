@@ -1,4 +1,4 @@
-//! The frame of each plot of lines: amounts to its left, places below, each line's name to its right.
+//! The frame of line charts: amounts at the left, places below, names at the right.
 
 use std::fmt::Write;
 
@@ -6,16 +6,16 @@ use crate::OURS;
 use crate::draw::axis::Axis;
 use crate::draw::svg::{Px, Size, Svg};
 
-/// Height of a name, and so the least distance of two.
+/// Height of a name, and so the least distance between two.
 const NAME_HEIGHT: f64 = 16.0;
-/// Width of a name's character, about: of those in bold in a wide font.
+/// Approximate width of a name's character in bold.
 pub(crate) const CHAR_WIDTH: f64 = 9.0;
-/// Least room for the amounts' labels.
+/// Minimum space for the amounts' labels.
 const LEFT_MIN: f64 = 46.0;
-/// Room for a line that leads from a line's end to its name.
+/// Space for a line that connects a curve's end with its name.
 const LEADER_WIDTH: f64 = 18.0;
 
-/// Where a plot's inside lies in its picture.
+/// Position of a chart's plotting area in its picture.
 pub(crate) struct Frame {
     pub left: f64,
     pub right: f64,
@@ -28,14 +28,14 @@ pub(crate) struct Frame {
 pub(crate) struct Line {
     pub name: String,
     pub class: String,
-    /// Share of the width, and amount; a point without breaks the line.
+    /// Position in the width, and amount; a point without an amount interrupts the line.
     pub points: Vec<(f64, Option<f64>)>,
-    /// The share of the width from which on its points count for the height of its name.
+    /// Position in the width from which points count for the height of the name.
     pub named_from: f64,
 }
 
 impl Line {
-    /// The amount beside which its name stands: the mean from `named_from` on, or the last there is.
+    /// The amount at which its name is placed: the mean from `named_from` on, or the last one.
     fn named_at(&self) -> Option<f64> {
         let known = || {
             self.points
@@ -54,7 +54,7 @@ impl Line {
 }
 
 impl Frame {
-    /// The inside of a picture below `top` with room for the names of its lines.
+    /// A plotting area below `top`, with space for the names of its lines.
     pub(crate) fn new<'a>(
         size: Size,
         top: f64,
@@ -73,17 +73,17 @@ impl Frame {
         }
     }
 
-    /// Where a share of the width lies.
+    /// Horizontal position in the picture.
     pub(crate) fn x(&self, share: f64) -> f64 {
         self.left + (self.right - self.left) * share
     }
 
-    /// Where an amount lies.
+    /// Vertical position of an amount.
     pub(crate) fn y(&self, amount: f64) -> f64 {
         self.bottom - (self.bottom - self.top) * self.y.share(amount)
     }
 
-    /// A line across for each tick of the amounts.
+    /// Draws a horizontal line for each tick.
     pub(crate) fn draw_amounts(&self, svg: &mut Svg) {
         for (index, tick) in self.y.ticks().into_iter().enumerate() {
             let y = self.y(tick);
@@ -93,14 +93,14 @@ impl Frame {
         }
     }
 
-    /// A tick below, at a share of the width.
+    /// Draws a tick below the plot.
     pub(crate) fn draw_place(&self, svg: &mut Svg, share: f64, label: &str) {
         let x = self.x(share);
         svg.line("axis", (x, self.bottom), (x, self.bottom + 5.0));
         svg.text("tick middle", (x, self.bottom + 20.0), label);
     }
 
-    /// Draws lines, Demeter's last: on top of the others. Each has its name to its right.
+    /// Draws the lines with their names, Demeter's last and on top.
     pub(crate) fn draw_lines(&self, svg: &mut Svg, lines: &[Line]) {
         let (ours, others): (Vec<&Line>, Vec<&Line>) = lines.iter().partition(|l| l.name == OURS);
         for line in others.into_iter().chain(ours) {
@@ -116,7 +116,7 @@ impl Frame {
         self.draw_names(svg, ends.collect());
     }
 
-    /// The path through the points, broken where one is missing. A point alone becomes a dot.
+    /// The path through the points, interrupted where one is missing. A single point becomes a dot.
     fn path(&self, points: &[(f64, Option<f64>)]) -> String {
         let mut path = String::new();
         for stretch in points.chunk_by(|a, b| a.1.is_some() && b.1.is_some()) {
@@ -135,8 +135,7 @@ impl Frame {
         path
     }
 
-    /// Writes names in the order of their amounts. Names that would overlap are pushed apart; a thin
-    /// line leads from each line's amount to its name.
+    /// Writes names in the order of their amounts. Overlapping names are pushed apart, and connected with their lines.
     fn draw_names(&self, svg: &mut Svg, mut ends: Vec<(f64, f64, &Line)>) {
         ends.sort_by(|a, b| a.1.total_cmp(&b.1));
         let mut places: Vec<f64> = ends.iter().map(|end| end.1).collect();
@@ -153,13 +152,12 @@ impl Frame {
     }
 }
 
-/// What sets our own system apart.
+/// The class that highlights our own system.
 pub(crate) fn strong(name: &str) -> &'static str {
     if name == OURS { " strong" } else { "" }
 }
 
-/// Moves ascending places until neighbours are [`NAME_HEIGHT`] apart: downwards first, then,
-/// where that passes `bottom`, upwards.
+/// Moves ascending places until neighbours are [`NAME_HEIGHT`] apart: downwards first, then upwards from `bottom`.
 fn push_apart(places: &mut [f64], bottom: f64) {
     for index in 1..places.len() {
         places[index] = places[index].max(places[index - 1] + NAME_HEIGHT);
@@ -199,7 +197,7 @@ mod tests {
         };
         assert_eq!(line(2.0 / 3.0).named_at(), Some(2.0));
         assert_eq!(line(1.0).named_at(), Some(0.0));
-        // It ended before.
+        // The line ends before.
         assert_eq!(line(1.5).named_at(), Some(0.0));
         let nothing = Line {
             points: vec![(1.0, None)],

@@ -1,5 +1,4 @@
-//! Bars of systems grouped by case: how many times as fast as a baseline each is, so that cases
-//! of different length can be compared.
+//! Bars of systems grouped by case, as speedups over a baseline, so that cases of different length can be compared.
 
 use demeter_outcome::{Case, SystemResult};
 
@@ -13,13 +12,12 @@ use crate::text::number::short;
 
 /// Bars of cases.
 pub(crate) struct Grouped<'a> {
-    /// The system to which the others are held; none where the figures stand for themselves.
+    /// The baseline system; `None` if absolute figures are shown.
     pub baseline: Option<&'a str>,
     pub bars: Bars,
 }
 
-/// A group of bars for each case along an axis, and one for the geometric mean over all of them
-/// where they are held to a baseline.
+/// A group of bars for each case along an axis, and one for the geometric mean if there is a baseline.
 pub(crate) fn by_case<'a>(group: &Group, axis: &Setting, legend: &Legend<'a>) -> Grouped<'a> {
     let measure = group.measure();
     let cases: Vec<&Case> = group.along(axis).into_iter().flatten().collect();
@@ -69,8 +67,7 @@ pub(crate) fn by_case<'a>(group: &Group, axis: &Setting, legend: &Legend<'a>) ->
     }
 }
 
-/// `none`, else the first system that has a figure in every case; nothing where there is only one
-/// system.
+/// The baseline: `none`, else the first system with a figure in every case; `None` if there is only one system.
 fn baseline<'a>(measure: &Measure, cases: &[&Case], legend: &Legend<'a>) -> Option<&'a str> {
     let has = |case: &&Case, name: &str| {
         let value = shape::system(case, name).and_then(|system| measure.value(system));
@@ -83,7 +80,7 @@ fn baseline<'a>(measure: &Measure, cases: &[&Case], legend: &Legend<'a>) -> Opti
         .filter(|_| legend.0.len() > 1)
 }
 
-/// A bar of one part, with its value and unit behind it.
+/// A bar of one part, followed by its value and unit.
 pub(crate) fn bar(name: &str, class: &str, spot: Spot, unit: &str) -> Bar {
     let name = clean::name(name);
     let end = format!("{}{unit}", short(spot.value));
@@ -99,7 +96,7 @@ pub(crate) fn bar(name: &str, class: &str, spot: Spot, unit: &str) -> Bar {
     }
 }
 
-/// How many times as fast as the baseline a system is, and its slowest and its fastest run.
+/// Speedup of a system over the baseline, with its slowest and fastest run.
 fn relative(measure: &Measure, system: &SystemResult, baseline: &SystemResult) -> Option<Spot> {
     let value = measure.speed(system, baseline)?;
     let ours = measure.value(system)?;

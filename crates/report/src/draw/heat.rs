@@ -1,4 +1,4 @@
-//! Heat maps: a figure over two settings, the best cells standing out from the ground.
+//! Heat maps: a figure over two settings, the best cells highlighted.
 
 use crate::draw::frame::CHAR_WIDTH;
 use crate::draw::palette::HEAT_STEPS;
@@ -9,27 +9,27 @@ use crate::text::number::short;
 const CELL_HEIGHT: f64 = 30.0;
 /// Widest cell.
 const CELL_WIDTH_MAX: f64 = 96.0;
-/// Room above the cells for the name of what varies downwards.
+/// Space above the cells for the name of the vertical setting.
 const HEAD: f64 = 24.0;
-/// Room below for the values and the name of what varies to the right.
+/// Space below the cells for the values and name of the horizontal setting.
 const FOOT: f64 = 42.0;
 
 /// A figure at each point of two settings.
 pub(crate) struct Heat {
-    /// What it shows, for those who cannot see it.
+    /// Description for screen readers.
     pub title: String,
-    /// What varies to the right, and its values.
+    /// The horizontal setting and its values.
     pub x: (String, Vec<String>),
-    /// What varies downwards, and its values.
+    /// The vertical setting and its values.
     pub y: (String, Vec<String>),
-    /// Rows of cells; nothing where nothing was measured.
+    /// Rows of cells; `None` if not measured.
     pub cells: Vec<Vec<Option<f64>>>,
 }
 
-/// How strong a cell is, from its value.
+/// The scale from values to shades.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Shades {
-    /// The smallest value of all maps that share these shades.
+    /// The smallest value of all maps with this scale.
     pub min: f64,
     /// The largest.
     pub max: f64,
@@ -38,7 +38,7 @@ pub(crate) struct Shades {
 }
 
 impl Shades {
-    /// Shades that hold all these values; none without any.
+    /// A scale for all these values; `None` without values.
     pub(crate) fn over(values: impl Iterator<Item = f64>, less_is_better: bool) -> Option<Self> {
         let values = values.filter(|value| value.is_finite());
         let range = values.fold(None, |range, value| match range {
@@ -54,7 +54,7 @@ impl Shades {
 
     /// Step of a value: 0 is the worst.
     fn step(&self, value: f64) -> usize {
-        // Halves, so that the difference of the largest numbers is still one.
+        // Halved, so that the difference of huge numbers stays finite.
         let range = self.max / 2.0 - self.min / 2.0;
         let share = (value / 2.0 - self.min / 2.0) / range;
         let last = HEAT_STEPS - 1;
@@ -101,7 +101,7 @@ impl Heat {
         svg.finish()
     }
 
-    /// As many of the values as find room, and below them what they are of.
+    /// Draws as many of the values as fit, and their setting's name below.
     fn draw_columns(&self, svg: &mut Svg, left: f64, cell: f64, bottom: f64) {
         let mut free_from = f64::NEG_INFINITY;
         for (column, label) in self.x.1.iter().enumerate() {
@@ -116,7 +116,7 @@ impl Heat {
     }
 }
 
-/// A cell at its left, top and of its width.
+/// A cell by its left and top edge and width.
 fn draw_cell(
     svg: &mut Svg,
     shades: &Shades,
@@ -161,7 +161,7 @@ mod tests {
         assert_eq!([1.0, 2.0, 3.0].map(|v| rate.step(v)), [0, 4, 8]);
         let time = shades(&[1.0, 3.0], true);
         assert_eq!([1.0, 2.0, 3.0].map(|v| time.step(v)), [8, 4, 0]);
-        // All the same, and as far apart as can be.
+        // Equal values, and values as far apart as possible.
         assert_eq!(shades(&[2.0], false).step(2.0), 4);
         assert_eq!(shades(&[-f64::MAX, f64::MAX], false).step(f64::MAX), 8);
         assert_eq!(Shades::over([].into_iter(), false), None);

@@ -1,4 +1,4 @@
-//! Which system has which colour.
+//! Assigns colours to systems.
 
 use std::collections::BTreeSet;
 
@@ -7,16 +7,16 @@ use demeter_outcome::RunResult;
 use crate::draw::lines::SYSTEMS_MAX;
 use crate::draw::palette;
 
-/// The systems that a page shows, each with its class.
+/// The systems of a page, each with its class.
 pub(crate) struct Legend<'a>(pub Vec<(&'a str, palette::Class)>);
 
 impl<'a> Legend<'a> {
-    /// All systems of a result and of its cases, as they come; the first twelve.
+    /// All systems of a result and its cases, in order; at most twelve.
     pub(crate) fn of(result: &'a RunResult) -> Self {
         Self::first(SYSTEMS_MAX, result)
     }
 
-    /// The first so many of them.
+    /// The first `most` systems.
     pub(crate) fn first(most: usize, result: &'a RunResult) -> Self {
         let mut seen = BTreeSet::new();
         let cases = result.cases.iter().flat_map(|case| &case.systems);

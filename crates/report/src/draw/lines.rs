@@ -1,4 +1,4 @@
-//! Plots over time: one line per system, named at the height of its last third.
+//! Plots over time, with a line per system.
 
 use demeter_outcome::{Point, RunResult, SystemResult};
 
@@ -11,15 +11,15 @@ use crate::text::clean;
 
 /// Bytes in a mebibyte.
 const MIB: f64 = (1u64 << 20) as f64;
-/// Most systems that are drawn: more lines say nothing. The table has them all.
+/// Maximum number of systems drawn; the table has all.
 pub(crate) const SYSTEMS_MAX: usize = 12;
-/// Most points of a line: about two for each pixel that a picture is wide.
+/// Maximum number of points of a line: about two per pixel.
 const POINTS_MAX: usize = 1600;
 
-/// What a plot over time shows of each point.
+/// The quantity that a plot over time shows.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Quantity {
-    /// How fast the workload went.
+    /// Speed of the workload.
     Speed(Measure),
     /// Share of the hot set in fast memory, percent.
     HotShare,
@@ -28,7 +28,7 @@ pub(crate) enum Quantity {
 }
 
 impl Quantity {
-    /// What the workload of this result measures.
+    /// The speed that the workload of this result reports.
     pub(crate) fn speed(systems: &[SystemResult]) -> Self {
         Self::Speed(Measure::speed_of(systems.iter()))
     }
@@ -42,7 +42,7 @@ impl Quantity {
         }
     }
 
-    /// The vertical axis' unit, and which end is good.
+    /// Unit of the vertical axis, and which end is better.
     pub(crate) fn unit(&self) -> String {
         match self {
             Self::Speed(measure) => measure.unit(),
@@ -51,7 +51,7 @@ impl Quantity {
         }
     }
 
-    /// Whether there is anything to draw.
+    /// Whether any system has this quantity.
     pub(crate) fn is_known(&self, systems: &[SystemResult]) -> bool {
         let mut points = systems.iter().flat_map(|system| &system.series);
         points.any(|point| self.of(point).is_some())
@@ -67,8 +67,9 @@ impl Quantity {
     }
 }
 
-/// The plot of throughput (or latency) over time as a picture of its own, for a README: with its
-/// title and both colour schemes inside. It draws the first twelve systems.
+/// A standalone plot of throughput (or latency) over time, for a README.
+///
+/// It has a title and both colour schemes, and shows the first twelve systems.
 pub fn throughput_svg(result: &RunResult) -> String {
     let quantity = &Quantity::speed(&result.systems);
     let size = Size {
@@ -96,7 +97,7 @@ pub fn throughput_svg(result: &RunResult) -> String {
     svg.finish()
 }
 
-/// The plot as a part of a page, whose style sheet must hold [`palette::css`].
+/// The plot as a part of a page whose style sheet contains [`palette::css`].
 pub(crate) fn plot(result: &RunResult, quantity: &Quantity, size: Size) -> String {
     let mut svg = Svg::new(size, &format!("{} ({})", quantity.title(), quantity.unit()));
     draw(&mut svg, size, 0.0, result, quantity);
@@ -107,7 +108,7 @@ pub(crate) fn plot(result: &RunResult, quantity: &Quantity, size: Size) -> Strin
 fn draw(svg: &mut Svg, size: Size, top: f64, result: &RunResult, quantity: &Quantity) {
     let mut lines = lines(result, quantity);
     let values = || lines.iter().flat_map(|line| &line.points);
-    // Where the work is fixed, the timed phase may have been allowed to last much longer.
+    // If the work is fixed, the limit of the timed phase may be much longer.
     let planned_s = match Measure::of(result.systems.iter()) {
         Measure::Elapsed => 0.0,
         Measure::Speed(_) => result.duration_s as f64,
@@ -158,8 +159,8 @@ fn lines(result: &RunResult, quantity: &Quantity) -> Vec<Line> {
     lines.filter(drawn).take(SYSTEMS_MAX).collect()
 }
 
-/// Keeps at most about `points_max` points: of each stretch the lowest and the highest, so that
-/// no spike is lost.
+/// Reduces a line to about `points_max` points. It keeps the lowest and highest of each section, so that no spike is
+/// lost.
 fn thin(points: &[(f64, Option<f64>)], points_max: usize) -> Vec<(f64, Option<f64>)> {
     if points.len() <= points_max {
         return points.to_vec();

@@ -1,4 +1,4 @@
-//! Pictures, as SVG: what they consist of, and one module for each kind.
+//! Pictures as SVG, one module per kind.
 
 pub(crate) mod along;
 pub(crate) mod axis;

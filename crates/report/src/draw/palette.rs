@@ -1,12 +1,12 @@
-//! Colours of lines and bars: told apart by people who see colours differently (after Okabe and
-//! Ito), on light and dark ground.
+//! Colours of lines and bars, distinguishable for colour-blind people (after Okabe and Ito), on light and dark
+//! backgrounds.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use demeter_scenario::System;
 
-/// A class of the style sheet, with a second one that dashes lines when colours repeat.
+/// A class of the style sheet, with a second one for dashes if colours repeat.
 pub(crate) type Class = String;
 
 /// Light and dark colour of each class `c0`, `c1`, ..., in the order of [`demeter_scenario::Color`].
@@ -20,10 +20,10 @@ const COLORS: [(&str, &str); 8] = [
     ("#c28100", "#e5ac3a"), // orange
     ("#4699c9", "#8fcdf0"), // sky
 ];
-/// The colours for what has none of its own.
+/// Colours for systems without one of their own.
 const FREE: std::ops::Range<usize> = 2..COLORS.len();
 
-/// Causes of CPU time and kinds of invalidations, in the order in which they are drawn.
+/// Causes of CPU time and kinds of invalidations, in drawing order.
 const PARTS: [(&str, usize); 17] = [
     ("agent_user", 2),
     ("agent_system", 7),
@@ -44,8 +44,8 @@ const PARTS: [(&str, usize); 17] = [
     ("flush_host_invept", 3),
 ];
 
-/// Light and dark colour of each step of a heat map, `h0` (worst) to `h8`: one hue, so that only
-/// lightness tells, and the best stands out from the ground.
+/// Light and dark colour of each step of a heat map, `h0` (worst) to `h8`: one hue with different lightness, so that
+/// the best cells are highlighted.
 const HEAT: [(&str, &str); HEAT_STEPS] = [
     ("#eaf2f9", "#1c2a37"),
     ("#d3e4f2", "#20384c"),
@@ -59,10 +59,10 @@ const HEAT: [(&str, &str); HEAT_STEPS] = [
 ];
 /// Number of steps of a heat map.
 pub(crate) const HEAT_STEPS: usize = 9;
-/// First step on which text needs the other ink, on light and on dark ground.
+/// First step on which text needs the other colour, on light and dark backgrounds.
 const INK_TURNS: (usize, usize) = (6, 5);
 
-/// A class for each system: the same system has the same colour on every page.
+/// A class for each system; a system has the same colour on every page.
 pub(crate) fn systems<'a>(names: impl Iterator<Item = &'a str>) -> Vec<Class> {
     let own = |name: &str| Some(name.parse::<System>().ok()?.row().color? as usize);
     assign(own, names)
@@ -77,14 +77,13 @@ pub(crate) fn parts<'a>(names: impl Iterator<Item = &'a str>) -> Vec<Class> {
     assign(own, names)
 }
 
-/// Where a part is drawn among others: those that are known in their order, then all others.
+/// Drawing order of a part: known parts in their order, then all others.
 pub(crate) fn rank(part: &str) -> usize {
     let known = PARTS.iter().position(|(known, _)| *known == part);
     known.unwrap_or(PARTS.len())
 }
 
-/// Names with a slot of their `own` have it, if none before them has it; the others take those
-/// that are left, and then repeat, dashed.
+/// Assigns each name its `own` slot if it is free. Other names get the remaining slots, then repeat them with dashes.
 fn assign<'a>(
     own: impl Fn(&str) -> Option<usize>,
     names: impl Iterator<Item = &'a str>,
@@ -129,8 +128,7 @@ pub(crate) fn css() -> String {
     )
 }
 
-/// The rules for all colours on one ground. Text has `ink` on the steps of a heat map from
-/// `turn` on.
+/// The rules for all colours on one background. Text has the colour `ink` on steps of a heat map from `turn` on.
 fn colors(of: fn(&(&'static str, &'static str)) -> &'static str, turn: usize, ink: &str) -> String {
     let mut rules = String::new();
     for (slot, pair) in COLORS.iter().enumerate() {
@@ -163,7 +161,7 @@ mod tests {
         let classes = systems(["tpp", "demeter", "other", "oracle"].into_iter());
         assert_eq!(classes, ["c3", "c2", "c4", "c0"]);
         assert_eq!(systems(["demeter"].into_iter()), ["c2"]);
-        // Two that have the same: the first has it.
+        // If two have the same slot, the first gets it.
         assert_eq!(systems(["damon", "memtis"].into_iter()), ["c4", "c2"]);
     }
 

@@ -1,4 +1,4 @@
-//! Where time and invalidations went: stacked bars, one per system, a part per cause or kind.
+//! Stacked bars of CPU time or invalidations, one per system, by cause or kind.
 
 use std::collections::BTreeSet;
 
@@ -11,16 +11,16 @@ use crate::shape::Side;
 use crate::text::clean;
 use crate::text::number::{count, short};
 
-/// What counters of invalidations begin with.
+/// Prefix of invalidation counters.
 pub(crate) const FLUSH: &str = "flush_";
-/// What they are called.
+/// Their title.
 pub(crate) const FLUSHES: &str = "Invalidations of translations";
 /// The counter that is the sum of the others.
 pub(crate) const FLUSH_TOTAL: &str = "flush_total";
-/// Most parts that are told apart.
+/// Maximum number of parts shown separately.
 const PARTS_MAX: usize = 12;
 
-/// What bars are made of.
+/// The quantity of stacked bars.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Split {
     /// CPU seconds by cause.
@@ -29,7 +29,7 @@ pub(crate) enum Split {
     Flushes,
 }
 
-/// What of a split is drawn: each part with its class, in order.
+/// The parts that are drawn, each with its class, in order.
 pub(crate) struct Parts {
     split: Split,
     pub(crate) parts: Vec<(String, palette::Class)>,
@@ -57,7 +57,7 @@ impl Split {
         }
     }
 
-    /// A part as people write it.
+    /// A part's name for people.
     pub(crate) fn label(self, part: &str) -> String {
         let part = match self {
             Self::Cpu => part,
@@ -67,14 +67,14 @@ impl Split {
     }
 }
 
-/// A system's invalidations by kind, without their sum.
+/// A system's invalidations by kind, without the total.
 pub(crate) fn flushes(system: &SystemResult) -> impl Iterator<Item = (&str, u64)> {
     let counters = system.counters.iter().map(|(name, n)| (name.as_str(), *n));
     counters.filter(|(name, _)| name.starts_with(FLUSH) && *name != FLUSH_TOTAL)
 }
 
 impl Parts {
-    /// The parts that any of these systems has something of.
+    /// The parts that are not zero for some system.
     pub(crate) fn of<'a>(split: Split, systems: impl Iterator<Item = &'a SystemResult>) -> Self {
         let all = systems.flat_map(|system| split.of(system));
         let names: BTreeSet<(usize, &str)> = all
@@ -100,7 +100,7 @@ impl Parts {
         parts.map(|(part, class)| (class.as_str(), self.split.label(part)))
     }
 
-    /// A bar for each system, a cluster for each side.
+    /// A cluster for each side, with a bar for each system.
     pub(crate) fn bars(&self, sides: &[Side]) -> Bars {
         let (title, unit) = match self.split {
             Split::Cpu => ("CPU seconds by cause", "s"),

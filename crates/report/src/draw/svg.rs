@@ -1,10 +1,10 @@
-//! A small SVG writer: elements with escaped attributes, coordinates that are always numbers.
+//! A small SVG writer: escaped attributes, numeric coordinates.
 
 use std::fmt::{self, Display, Write};
 
 use crate::text::clean::Escaped;
 
-/// A coordinate or length in the picture's units, a tenth of a unit exact.
+/// A coordinate or length in the picture's units, rounded to a tenth.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Px(pub f64);
 
@@ -33,11 +33,11 @@ pub(crate) struct Size {
     pub height: f64,
 }
 
-/// A picture that grows element by element.
+/// A picture that elements are appended to.
 pub(crate) struct Svg(String);
 
 impl Svg {
-    /// An empty picture; `label` says what it shows to those who cannot see it.
+    /// An empty picture. `label` describes it for screen readers.
     pub(crate) fn new(size: Size, label: &str) -> Self {
         let (width, height) = (Px(size.width), Px(size.height));
         let label = Escaped(label);
@@ -47,12 +47,12 @@ impl Svg {
         ))
     }
 
-    /// A style sheet of our own making: not escaped.
+    /// Adds a style sheet of our own, without escaping.
     pub(crate) fn style(&mut self, css: &str) {
         self.push(format_args!("<style>{css}</style>\n"));
     }
 
-    /// An element; with a `title`, pointing at it shows that text.
+    /// Adds an element; `title` is shown on hover.
     pub(crate) fn element(
         &mut self,
         name: &str,
@@ -91,7 +91,7 @@ impl Svg {
         );
     }
 
-    /// A line of text; `class` decides on size, colour and which end lies at `at`.
+    /// Adds a line of text; `class` sets size, colour and alignment.
     pub(crate) fn text(&mut self, class: &str, at: (f64, f64), text: &str) {
         let (x, y) = (Px(at.0), Px(at.1));
         let text = Escaped(text);
@@ -100,7 +100,7 @@ impl Svg {
         ));
     }
 
-    /// Another picture, so far below the top.
+    /// Adds another picture at this distance from the top.
     pub(crate) fn place(&mut self, top: f64, picture: &str) {
         let top = Px(top);
         self.push(format_args!(

@@ -1,12 +1,13 @@
-//! Many runs as one table of comma-separated values (RFC 4180), for programs that draw.
+//! Writes many runs as comma-separated values (RFC 4180), for plotting.
 
 use serde_json::Number;
 
 use crate::export::rows::{Columns, RunRow};
 
-/// The rows as text. The settings come first, then `system`, then every figure of the result file
-/// by its name there; within `cpu_s` and `counters` as `cpu_s.kswapd`. What was not measured is
-/// empty; the series over time is left out.
+/// The rows as text.
+///
+/// The settings come first, then `system`, then every figure of the result file by its name; those within `cpu_s` and
+/// `counters` as `cpu_s.kswapd`. Missing figures are empty, and the series is omitted.
 pub fn csv(rows: &[RunRow]) -> String {
     let columns = Columns::new(rows);
     let (texts, numbers) = (columns.texts(), columns.numbers());

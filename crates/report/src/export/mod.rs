@@ -1,4 +1,4 @@
-//! Many runs as one table, for other programs.
+//! Exports many runs as one table.
 
 pub(crate) mod csv;
 pub(crate) mod parquet;

@@ -1,4 +1,4 @@
-//! Many runs as one Parquet file, for data frames.
+//! Writes many runs as a Parquet file, for data frames.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use serde_json::Number;
 
 use crate::export::rows::{Columns, RunRow};
 
-/// A column's values, and for each row whether it has one.
+/// A column's optional value for each row.
 enum Values {
     Texts(Vec<ByteArray>),
     Integers(Vec<i64>, Vec<i16>),
@@ -20,7 +20,7 @@ enum Values {
 }
 
 impl Values {
-    /// Whole numbers where all are.
+    /// Integers if all are.
     fn numbers(numbers: &[Option<&Number>]) -> Self {
         let there = numbers.iter().map(|n| i16::from(n.is_some())).collect();
         let measured = || numbers.iter().copied().flatten();
@@ -50,12 +50,13 @@ impl Values {
     }
 }
 
-/// The rows as a file: the columns of [`csv`](crate::csv) under the same names, settings and system as
-/// texts, figures as integers where all of them are and as doubles elsewhere. What was not measured
-/// is null.
+/// The rows as a Parquet file with the columns of [`csv`](crate::csv).
+///
+/// Settings and system are texts. Figures are integers if all of a column are, otherwise doubles. Missing figures are
+/// null.
 ///
 /// # Errors
-/// What the library says, such as two columns of one name.
+/// The library's errors, such as two columns of one name.
 pub fn parquet(rows: &[RunRow]) -> Result<Vec<u8>, ParquetError> {
     let columns = Columns::new(rows);
     let texts = columns.texts().into_iter().map(|(name, texts)| {
@@ -129,7 +130,7 @@ mod tests {
         assert_eq!(field(0, "mean_mops"), Field::Double(1.5));
         assert_eq!(field(1, "mean_mops"), Field::Null);
         assert_eq!(field(1, "cpu_s.flush"), Field::Double(0.25));
-        // More than a signed integer holds.
+        // More than a signed integer can hold.
         assert_eq!(field(0, "counters.samples"), Field::Double(u64::MAX as f64));
     }
 

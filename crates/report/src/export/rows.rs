@@ -1,4 +1,4 @@
-//! Many runs as rows of one table: what was set for each, and its figures by name.
+//! Many runs as rows of one table: settings and figures by name.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,17 +6,19 @@ use serde_json::{Number, Value};
 
 use demeter_outcome::SystemResult;
 
-/// One run: what tells it from the others, and what it measured.
+/// One run: its settings and its result.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunRow {
-    /// Name and value of what was set for it; each row has the same names.
+    /// Names and values of its settings; every row has the same names.
     pub settings: Vec<(String, String)>,
-    /// What was measured.
+    /// The result.
     pub result: SystemResult,
 }
 
-/// Rows with the same columns: the settings, `system`, then every figure of the result file by its
-/// name there; within `cpu_s` and `counters` as `cpu_s.kswapd`. The series over time is left out.
+/// Rows with the same columns.
+///
+/// The settings come first, then `system`, then every figure of the result file by its name; those within `cpu_s` and
+/// `counters` as `cpu_s.kswapd`. The series is omitted.
 pub(crate) struct Columns<'a> {
     rows: &'a [RunRow],
     figures: Vec<BTreeMap<String, Number>>,
@@ -28,7 +30,7 @@ impl<'a> Columns<'a> {
         Self { rows, figures }
     }
 
-    /// Columns of text, a value for each row.
+    /// Columns of text, with a value for each row.
     pub(crate) fn texts(&self) -> Vec<(&'a str, Vec<&'a str>)> {
         let settings = self.rows.first().map_or(&[][..], |row| &row.settings);
         let mut columns: Vec<(&str, Vec<&str>)> = (settings.iter().enumerate())
@@ -42,7 +44,7 @@ impl<'a> Columns<'a> {
         columns
     }
 
-    /// Columns of numbers; none where one was not measured.
+    /// Columns of numbers; `None` if not measured.
     pub(crate) fn numbers(&self) -> Vec<(&str, Vec<Option<&Number>>)> {
         let names: BTreeSet<&String> = self.figures.iter().flat_map(BTreeMap::keys).collect();
         let column = |name: &'_ String| self.figures.iter().map(|f| f.get(name)).collect();
@@ -50,8 +52,9 @@ impl<'a> Columns<'a> {
     }
 }
 
-/// The columns of [`csv`](crate::csv) in its order, each with a value for each row: texts for settings
-/// and system, numbers elsewhere, null where nothing was measured.
+/// The columns of [`csv`](crate::csv) in its order, with a value for each row.
+///
+/// Settings and system are texts, figures are numbers, and missing figures are null.
 pub fn columns(rows: &[RunRow]) -> Vec<(String, Vec<Value>)> {
     let columns = Columns::new(rows);
     let texts = columns.texts().into_iter().map(|(name, values)| {
@@ -65,10 +68,10 @@ pub fn columns(rows: &[RunRow]) -> Vec<(String, Vec<Value>)> {
     texts.chain(numbers).collect()
 }
 
-/// Every number of a result by its name. Speeds are named with their unit, as figures are.
+/// All numbers of a result by name. The name of a speed contains its unit.
 fn figures(result: &SystemResult) -> BTreeMap<String, Number> {
     let mut figures = BTreeMap::new();
-    // A result of numbers and texts has a JSON form.
+    // A result of numbers and texts can always be serialized.
     if let Ok(Value::Object(mut fields)) = serde_json::to_value(result) {
         if let (Some(speed), Some(Value::Object(parts))) = (&result.speed, fields.remove("speed")) {
             let unit = match speed.unit.name() {
@@ -106,7 +109,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Two runs that did not measure the same.
+    /// Two runs that measured different figures.
     pub(crate) fn two_runs() -> [RunRow; 2] {
         let row = |value: &str, cause: &str, mops| RunRow {
             settings: vec![("workload.kind".into(), value.into())],

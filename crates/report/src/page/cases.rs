@@ -1,4 +1,4 @@
-//! Pictures of cases: which one follows from what varies, see [`Shape`].
+//! Pictures of cases. The varied settings decide the kind, see [`Shape`].
 
 use demeter_outcome::{Case, RunResult};
 use maud::{Markup, html};
@@ -20,12 +20,12 @@ use crate::text::number::short;
 /// Height of a picture of curves.
 const CURVES_HEIGHT: f64 = 320.0;
 
-/// More bars beside each other than can be told apart.
+/// Maximum number of bars side by side.
 const BARS_MAX: usize = 12;
 
 /// The picture of each group of cases.
 pub(super) fn pictures(result: &RunResult) -> Markup {
-    // A map needs no colours to tell systems apart.
+    // A map shows systems without colours.
     let (legend, of_map) = (&Legend::of(result), &Legend::first(field::ROWS_MAX, result));
     html! {
         @for group in &Group::all(result) {
@@ -96,7 +96,7 @@ fn bars_of(group: &Group, axis: &Setting, legend: &Legend) -> Markup {
     }
 }
 
-/// Many systems in many cases, as one heat map.
+/// Many systems in many cases as one heat map.
 fn field_of(bars: &Bars, axis: &Setting, less_is_better: bool) -> Markup {
     let Some((heat, shades)) = field::map_of(bars, axis, less_is_better) else {
         return Markup::default();
@@ -141,7 +141,7 @@ fn heat_of(group: &Group, (x, y): (&Setting, &Setting), legend: &Legend) -> Mark
     }
 }
 
-/// What the shades mean.
+/// The legend of the shades.
 fn scale(shades: &Shades) -> Markup {
     let (worst, best) = if shades.less_is_better {
         (shades.max, shades.min)
@@ -157,7 +157,7 @@ fn scale(shades: &Shades) -> Markup {
     }
 }
 
-/// The unit, what the axes' whole names are, and what all cases have in common.
+/// The unit, the axes' full names, and the settings common to all cases.
 fn note(group: &Group, unit: &str, axes: &[&Setting]) -> String {
     let keys: Vec<String> = axes.iter().map(|axis| clean::name(axis.key)).collect();
     let note = format!("In {unit}; over {}.", keys.join(" and "));

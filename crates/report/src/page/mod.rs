@@ -1,6 +1,6 @@
-//! The page: one HTML file that needs nothing else, no script and no network.
+//! The report page: one self-contained HTML file without scripts.
 //!
-//! Text from the file is made harmless where it is taken (`text::clean`); the template escapes it.
+//! Text from the file is sanitized where it is used (`text::clean`), and the template escapes it.
 
 mod cases;
 mod over_time;
@@ -21,12 +21,13 @@ use crate::text::summary::steady_of_oracle;
 
 const STYLE: &str = include_str!("page.css");
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
-/// Widths of each picture for wide and for narrow windows; the style sheet shows one of them.
+/// Widths of each picture for wide and narrow windows; the style sheet shows one of them.
 const WIDTHS: [(&str, f64); 2] = [("wide", 920.0), ("narrow", 400.0)];
 
-/// The result as one self-contained page: pictures of what it has (figures over time, over the
-/// settings of its cases, by cause), the tables of the terminal, the run's facts and counters.
-/// Names from the file are shown as text, whatever they are.
+/// The result as one self-contained page.
+///
+/// It has pictures (figures over time, over the settings of cases, by cause), the tables of the terminal, and the run's
+/// facts and counters. Any name from the file is shown as text.
 pub fn html(result: &RunResult) -> String {
     let scenario = clean::name(&result.scenario);
     let page = html! {
@@ -155,7 +156,7 @@ fn place(on: &str) -> String {
     }
 }
 
-/// How long each run was; where the work is fixed, how long it may have been.
+/// The length of each run; for fixed work, its time limit.
 fn length(result: &RunResult) -> String {
     let cases = result.cases.iter().flat_map(|case| &case.systems);
     let systems = result.systems.iter().chain(cases);

@@ -9,7 +9,7 @@ use crate::draw::svg::Size;
 use crate::text::clean;
 use crate::text::summary::workloads;
 
-/// Everything that the systems of a result did over time.
+/// All quantities of the result's systems over time.
 pub(super) fn pictures(result: &RunResult) -> Markup {
     let systems = &result.systems;
     let mut note = String::new();
@@ -31,7 +31,7 @@ pub(super) fn pictures(result: &RunResult) -> Markup {
     }
 }
 
-/// A quantity over time, as far as it is known; its title becomes the picture's.
+/// A quantity over time, if known; its title becomes the picture's.
 fn lines(
     result: &RunResult,
     quantity: &Quantity,
@@ -64,8 +64,7 @@ fn lines_of<'a>(
     }
 }
 
-/// The VMs of each run that had several: a run's picture shows its VMs as another's shows
-/// systems.
+/// The VMs of each run with several VMs: each run has a picture with a line per VM.
 fn vms(result: &RunResult) -> Markup {
     html! {
         @for run in result.systems.iter().take(SYSTEMS_MAX) {
@@ -81,7 +80,7 @@ fn vms(result: &RunResult) -> Markup {
     }
 }
 
-/// Each of several programs: its picture has a line for each system.
+/// Each of several programs: its picture has a line per system.
 fn programs(result: &RunResult) -> Markup {
     html! {
         @for name in workloads(&result.systems) {

@@ -1,4 +1,4 @@
-//! Where time, invalidations and single operations' time went.
+//! Pictures of CPU time, invalidations and operation latencies.
 
 use demeter_outcome::{RunResult, SystemResult, Tail};
 use maud::{Markup, html};
@@ -16,12 +16,12 @@ use crate::text::clean;
 use crate::text::flushes::flush_table;
 use crate::text::kvm::{KVM, kvm_table};
 
-/// Most cases of a picture of bars.
+/// Maximum number of cases in a bar chart.
 const SIDES_MAX: usize = 12;
-/// Most cases of which percentiles are drawn.
+/// Maximum number of cases with percentiles.
 const TAILS_MAX: usize = 6;
 
-/// A percentile's name and where it is found.
+/// A percentile's name and value.
 type Percentile = (&'static str, fn(&Tail) -> f64);
 
 /// The percentiles that are drawn.
@@ -32,7 +32,7 @@ const PERCENTILES: [Percentile; 4] = [
     ("p99.9", |tail| tail.p999_ns),
 ];
 
-/// How long the work took, where it was fixed and there are no cases to draw it over.
+/// Elapsed time of fixed work, without cases.
 pub(super) fn elapsed(result: &RunResult) -> Markup {
     let measure = Measure::of(result.systems.iter());
     if measure != Measure::Elapsed {
@@ -58,7 +58,7 @@ pub(super) fn elapsed(result: &RunResult) -> Markup {
     }
 }
 
-/// How long single operations took.
+/// Latencies of single operations.
 pub(super) fn tail(result: &RunResult) -> Markup {
     let mut sides = Side::all(result);
     sides.retain(|side| side.systems.iter().any(|system| system.tail.is_some()));
@@ -112,7 +112,7 @@ pub(super) fn flushes(result: &RunResult) -> Markup {
     }
 }
 
-/// What a nested host's KVM counted.
+/// Counters of a nested host's KVM.
 pub(super) fn kvm(result: &RunResult) -> Markup {
     let table = kvm_table(&Side::all(result));
     html! {
@@ -124,7 +124,7 @@ pub(super) fn kvm(result: &RunResult) -> Markup {
     }
 }
 
-/// Nothing where there are so many cases that nobody would compare their bars.
+/// Stacked bars; empty if there are too many cases to compare.
 fn stacked(result: &RunResult, split: Split, title: &str, note: &str) -> Markup {
     let sides = Side::all(result);
     let parts = Parts::of(split, sides.iter().flat_map(|side| side.systems));

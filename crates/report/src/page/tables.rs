@@ -1,4 +1,4 @@
-//! Tables of figures, of published ones, of invalidations and of counters.
+//! Tables of figures, published figures, invalidations and counters.
 
 use std::collections::BTreeSet;
 
@@ -14,10 +14,10 @@ use crate::text::grid::{Row, Table};
 use crate::text::number::count;
 use crate::text::summary;
 
-/// Most kernel counters and columns of their table.
+/// Maximum number of kernel counters, and of columns in their table.
 const COUNTERS_MAX: usize = 100;
 
-/// The tables that the terminal shows, too.
+/// The terminal's tables.
 pub(super) fn figures(result: &RunResult) -> Markup {
     let (tables, explanation) = summary::tables(result);
     html! {
@@ -26,7 +26,7 @@ pub(super) fn figures(result: &RunResult) -> Markup {
     }
 }
 
-/// What others have published beside ours.
+/// Published figures beside the measured ones.
 pub(super) fn published(result: &RunResult) -> Markup {
     html! {
         @if let Some(agreement) = Agreement::of(result) {
@@ -36,7 +36,7 @@ pub(super) fn published(result: &RunResult) -> Markup {
     }
 }
 
-/// A table; of the class `figures` it is as wide as the page.
+/// A table; with the class `figures` it is as wide as the page.
 pub(super) fn table(class: &str, table: &Table) -> Markup {
     let columns = &table.columns;
     html! {
@@ -68,7 +68,7 @@ pub(super) fn table(class: &str, table: &Table) -> Markup {
     }
 }
 
-/// What was counted, but for invalidations, which have a table of their own.
+/// All counters except invalidations, which have their own table.
 pub(super) fn counters(result: &RunResult) -> Markup {
     let systems = &result.systems[..result.systems.len().min(SYSTEMS_MAX)];
     let names: BTreeSet<&str> = systems

@@ -1,18 +1,18 @@
-//! Heat over addresses and time, as text: which part of a process's memory is in use, and when.
+//! Heat over addresses and time, as text: which memory of a process is used, and when.
 //!
 //! # Problem
-//! An address space is a few islands in 128 TiB, looked at thousands of times. A terminal has a hundred
-//! columns and some dozens of lines.
+//! An address space is a few mapped areas in 128 TiB, sampled thousands of times. A terminal has a hundred columns and
+//! some dozens of lines.
 //!
 //! # Approach
-//! Columns are equal parts of what was mapped at any look; the gaps between are left out. Lines are equal
-//! parts of the time. A cell is the mean heat of its memory over its looks, in steps of two below the
-//! hottest cell. Of many looks every second one is dropped, again and again.
+//! Columns are equal parts of all memory that was ever mapped; gaps are omitted. Lines are equal parts of the time. A
+//! cell is the mean heat of its memory over its samples, in steps of two below the hottest cell. If there are too many
+//! samples, every second one is dropped, repeatedly.
 //!
 //! # Properties
-//! - A picture has at most [`LINES`] lines of [`COLUMNS`] cells, whatever was looked at.
-//! - Memory in use is never drawn as unused beside memory that is not.
-//! - Total: addresses of any size, and heats that are no numbers, are survived.
+//! - A picture has at most [`LINES`] lines of [`COLUMNS`] cells, for any input.
+//! - Memory in use is never shown as unused beside unused memory.
+//! - Any addresses and heats are accepted, even heats that are not numbers.
 
 use std::fmt::Write;
 
@@ -20,34 +20,34 @@ use std::fmt::Write;
 const COLUMNS: usize = 72;
 /// Most lines.
 const LINES: usize = 32;
-/// Most ranges that are kept, of all looks.
+/// Maximum number of ranges kept, over all samples.
 const RANGES_MAX: usize = 1 << 20;
-/// From the coldest to the hottest; each is twice as hot as the one before. Blank: no access.
+/// From the coldest to the hottest; each is twice as hot as the one before. A blank means no access.
 const SHADES: [char; 9] = ['.', ':', '-', '=', '+', '*', '#', '%', '@'];
 
-/// A range of addresses, and accesses in it per byte, in any unit.
+/// A range of addresses with accesses per byte, in any unit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HeatRange {
     /// Its first address.
     pub start: u64,
-    /// The one behind its last.
+    /// Its end, exclusive.
     pub end: u64,
     /// How hot it is.
     pub heat: f64,
 }
 
-/// What was seen of one process's memory.
+/// Collected heat of one process's memory.
 #[derive(Debug, Clone, Default)]
 pub struct AddressHeat {
     looks: Vec<(f64, Vec<HeatRange>)>,
     ranges: usize,
-    /// Of so many looks, two to the power of this, one is kept.
+    /// One of two to the power of this samples is kept.
     thinned: u32,
     seen: u64,
 }
 
 impl AddressHeat {
-    /// Takes a look at a time in seconds, which does not go back.
+    /// Adds a sample at a time in seconds, which must not decrease.
     pub fn look(&mut self, t_s: f64, ranges: impl IntoIterator<Item = HeatRange>) {
         self.seen += 1;
         if !self.seen.is_multiple_of(1 << self.thinned) {
@@ -67,7 +67,7 @@ impl AddressHeat {
         }
     }
 
-    /// The picture; a line of words where nothing was seen.
+    /// The picture, or a sentence if there are no samples.
     pub fn text(&self) -> String {
         let islands = self.islands();
         let bytes = islands.iter().map(|(start, end)| end - start);
@@ -125,7 +125,7 @@ impl AddressHeat {
         text
     }
 
-    /// What was mapped at any look: sorted, disjoint, not adjacent.
+    /// All memory that was ever mapped: sorted, disjoint, not adjacent.
     fn islands(&self) -> Vec<(u64, u64)> {
         let ranges = self.looks.iter().flat_map(|(_, ranges)| ranges);
         let ranges = ranges.filter(|range| range.start < range.end);
@@ -142,7 +142,7 @@ impl AddressHeat {
     }
 }
 
-/// Adds a range's heat to the cells that it lies in, by how much of each it has.
+/// Adds a range's heat to its cells, weighted by overlap.
 fn add(cells: &mut [f64; COLUMNS], islands: &[(u64, u64)], bytes: u64, range: &HeatRange) {
     if range.start >= range.end || !range.heat.is_finite() || range.heat <= 0.0 {
         return;
@@ -199,7 +199,7 @@ mod tests {
         let mut seen = AddressHeat::default();
         let far = 1 << 46;
         for second in 0..4 {
-            // A quarter unused, a quarter hot, half of an island far away a quarter as hot.
+            // A quarter is unused, a quarter hot, and half of a distant area a quarter as hot.
             let hot = if second < 2 { 8.0 } else { 0.0 };
             seen.look(
                 f64::from(second),

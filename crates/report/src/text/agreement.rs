@@ -1,5 +1,4 @@
-//! Published figures beside ours: how far they are apart, and whether that is within the limit
-//! that the scenario set beforehand.
+//! Compares published figures with measured ones, within limits that the scenario sets.
 
 use std::collections::BTreeSet;
 
@@ -10,22 +9,22 @@ use crate::text::clean;
 use crate::text::grid::{Row, Table};
 use crate::text::number::short;
 
-/// Most published figures that are shown.
+/// Maximum number of published figures shown.
 const FIGURES_MAX: usize = 500;
-/// Most sources that are named below the table.
+/// Maximum number of sources named below the table.
 const SOURCES_MAX: usize = 8;
 
-/// A result's figures beside the published ones.
+/// The comparison of a result's figures with published ones.
 pub(crate) struct Agreement {
     pub table: Table,
-    /// How many figures agree.
+    /// Number of figures that agree.
     pub counts: String,
-    /// Where the published ones are from.
+    /// Sources of the published figures.
     sources: Vec<String>,
 }
 
 impl Agreement {
-    /// Nothing where nobody has published anything.
+    /// `None` if nothing was published.
     pub(crate) fn of(result: &RunResult) -> Option<Self> {
         if result.published.is_empty() {
             return None;
@@ -55,7 +54,7 @@ impl Agreement {
         })
     }
 
-    /// How many figures agree, what that means, and where the published ones are from.
+    /// The number of agreeing figures, its meaning, and the sources.
     pub(crate) fn sentence(&self) -> String {
         let mut text = self.counts.clone();
         text.push_str(
@@ -97,7 +96,7 @@ fn row(published: &Published) -> Row {
     }
 }
 
-/// A figure's name in words; as it is where a later version knows it.
+/// A figure's name in words; unchanged if a later version added it.
 fn words(published: &Published) -> String {
     let figure = Figure::try_from(published.figure.clone());
     figure.map_or_else(
@@ -106,7 +105,7 @@ fn words(published: &Published) -> String {
     )
 }
 
-/// Ours from the published one, in percent of that.
+/// Difference of the measured value from the published one, in percent of the latter.
 fn difference(published: &Published) -> String {
     let Some(ours) = published.ours else {
         return "-".into();
@@ -117,7 +116,7 @@ fn difference(published: &Published) -> String {
     } else if share.is_finite() && (share * 100.0).abs() < 9999.95 {
         format!("{:+.1} %", share * 100.0)
     } else {
-        // From nothing, or past all comparison.
+        // The published value is zero, or the ratio is huge.
         let sign = if ours > published.value { '+' } else { '-' };
         format!("{sign}>9999 %")
     }
@@ -155,17 +154,17 @@ mod tests {
         assert!(agrees(8.0, Some(9.6), 0.2) && agrees(8.0, Some(6.4), 0.2));
         assert!(!agrees(8.0, Some(9.7), 0.2) && !agrees(8.0, Some(6.3), 0.2));
         assert!(!agrees(8.0, None, 9.0));
-        // A ratio has to say the same of who has more, unless it was published as about 1.
+        // A ratio must agree on which system is better, unless it was published as about 1.
         assert!(!agrees(1.19, Some(0.87), 0.3) && !agrees(1.19, Some(1.0), 0.3));
         assert!(agrees(1.19, Some(1.01), 0.3) && !agrees(0.8, Some(1.01), 0.3));
         assert!(agrees(0.97, Some(1.02), 0.3));
-        // What is no ratio has no order.
+        // Figures other than ratios have no better side.
         let amount = Published {
             over: None,
             ..published(1.19, Some(0.87), 0.3)
         };
         assert!(amount.agrees());
-        // Published as nothing: only nothing agrees.
+        // A published zero agrees with zero only.
         assert!(agrees(0.0, Some(0.0), 0.2) && !agrees(0.0, Some(0.1), 0.2));
         assert!(agrees(-2.0, Some(-2.1), 0.1));
     }

@@ -1,14 +1,13 @@
-//! Text from result files is data: made harmless before it reaches a terminal or a page.
+//! Sanitizes text from result files for terminals and pages.
 
 use std::fmt::{self, Write};
 
-/// Longest name that is shown, characters; the rest becomes `..`.
+/// Maximum length of a name, characters; the rest becomes `..`.
 const NAME_CHARS_MAX: usize = 24;
-/// Longest sentence that is shown, characters.
+/// Maximum length of a sentence, characters.
 const SENTENCE_CHARS_MAX: usize = 300;
 
-/// A name fit to be shown: short, without control characters (a terminal would obey them) and
-/// without marks that reverse the direction of what follows.
+/// A name that can be shown: short, without control characters (terminals would obey them) and bidirectional marks.
 pub(crate) fn name(raw: &str) -> String {
     let mut shown: String = raw.chars().take(NAME_CHARS_MAX).map(visible).collect();
     if raw.chars().nth(NAME_CHARS_MAX).is_some() {
@@ -23,7 +22,7 @@ pub(crate) fn name(raw: &str) -> String {
     shown
 }
 
-/// Longer text, such as where something was published: as fit to be shown as a name.
+/// Longer text, such as a source, sanitized like a name.
 pub(crate) fn sentence(raw: &str) -> String {
     raw.chars().take(SENTENCE_CHARS_MAX).map(visible).collect()
 }
@@ -42,7 +41,7 @@ fn visible(c: char) -> char {
     }
 }
 
-/// Shows text inside HTML or SVG, in content and in quoted attributes.
+/// Text escaped for HTML and SVG, in content and in quoted attributes.
 pub(crate) struct Escaped<'a>(pub &'a str);
 
 impl fmt::Display for Escaped<'_> {

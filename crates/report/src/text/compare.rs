@@ -1,4 +1,4 @@
-//! Two results of one scenario side by side: does the simulator say what the lab measured?
+//! Compares two results of one scenario, such as simulator and lab.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -12,13 +12,13 @@ use crate::text::summary::steady_of_oracle;
 /// Length of an epoch of the agent, seconds.
 const EPOCH_S: f64 = 0.5;
 
-/// Most cases that are named of those that only one result has.
+/// Maximum number of named cases that only one result has.
 const ONLY_MAX: usize = 3;
 
-/// How far apart two figures may be and still agree.
+/// The difference up to which two figures agree.
 #[derive(Debug, Clone, Copy)]
 enum Limit {
-    /// As a share of the second one.
+    /// As a share of the second figure.
     Share(f64),
     /// In the figure's own unit.
     Absolute(f64),
@@ -26,13 +26,13 @@ enum Limit {
 
 struct Figure {
     title: &'static str,
-    /// Of a system among others that ran under the same conditions.
+    /// The figure of a system among others under equal conditions.
     of: fn(&[SystemResult], &SystemResult) -> Option<f64>,
     limit: Limit,
     show: fn(f64) -> String,
 }
 
-/// What must agree, and how closely.
+/// The figures that must agree, and how closely.
 const FIGURES: [Figure; 4] = [
     Figure {
         title: "steady, of oracle",
@@ -63,7 +63,7 @@ const FIGURES: [Figure; 4] = [
 /// Why two results cannot be compared.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CompareError {
-    /// They are of different scenarios.
+    /// They belong to different scenarios.
     #[error("one result is of the scenario {0}, the other of {1}; compare runs of one scenario")]
     Scenarios(String, String),
     /// They have no case in common.
@@ -76,12 +76,12 @@ pub enum CompareError {
     Systems,
 }
 
-/// Both results' figures for each system that both have, case by case where there are cases, as
-/// lines of text: the figures, their difference relative to the second result (or in seconds), and
-/// whether they agree.
+/// Compares both results' figures for each common system and case, as lines of text.
+///
+/// A line has the figures, their difference relative to the second result (or in seconds), and whether they agree.
 ///
 /// # Errors
-/// When there is nothing to compare.
+/// There is nothing to compare.
 pub fn compare(first: &RunResult, second: &RunResult) -> Result<String, CompareError> {
     if first.scenario != second.scenario {
         let name = |result: &RunResult| clean::name(&result.scenario);
@@ -145,17 +145,17 @@ pub fn compare(first: &RunResult, second: &RunResult) -> Result<String, CompareE
     ))
 }
 
-/// Key and value of what a case sets.
+/// Keys and values of a case's settings.
 type Settings = [(String, String)];
 
-/// The cases of two results, by their settings. A result without cases is one case without any.
+/// The common cases of two results. A result without cases is one case without settings.
 struct Matched<'a> {
     pairs: Vec<Pair<'a>>,
     /// Cases that only the first result has, and only the second.
     only: [Vec<String>; 2],
 }
 
-/// Systems of both results that ran under the same conditions.
+/// Systems of both results under equal conditions.
 struct Pair<'a> {
     case: String,
     first: &'a [SystemResult],
@@ -193,7 +193,7 @@ impl<'a> Matched<'a> {
         matched
     }
 
-    /// A line about cases that only one result has; nothing if there are none.
+    /// A line about cases that only one result has; empty if there are none.
     fn left_out(&self) -> String {
         let sides = self.only.iter().zip(["first", "second"]);
         let sides = sides.filter(|(cases, _)| !cases.is_empty());
@@ -223,14 +223,14 @@ fn cases(result: &RunResult) -> Vec<(&Settings, &[SystemResult])> {
         .collect()
 }
 
-/// Settings by key: `demeter sweep` has them in the order in which they were given.
+/// Settings by key, since `demeter sweep` keeps the order in which they were given.
 fn sorted(settings: &Settings) -> Vec<&(String, String)> {
     let mut settings: Vec<_> = settings.iter().collect();
     settings.sort();
     settings
 }
 
-/// Where a result is from; with its seed where that alone tells it from the other.
+/// The origin of a result; with its seed if only that distinguishes it from the other.
 fn heading(result: &RunResult, other: &RunResult) -> String {
     let on = clean::name(&result.on);
     if result.on == other.on {
@@ -245,7 +245,7 @@ struct Verdict {
     agrees: bool,
 }
 
-/// Nothing where neither has the figure.
+/// `None` if neither result has the figure.
 fn verdict(a: Option<f64>, b: Option<f64>, limit: Limit) -> Option<Verdict> {
     let (a, b) = match (a, b) {
         (Some(a), Some(b)) => (a, b),
@@ -260,7 +260,7 @@ fn verdict(a: Option<f64>, b: Option<f64>, limit: Limit) -> Option<Verdict> {
     Some(match limit {
         Limit::Absolute(most) => Verdict {
             difference: format!("{:+.1} s", a - b),
-            // As exact as it is shown: to a tenth.
+            // As exact as it is printed: to a tenth.
             agrees: ((a - b).abs() * 10.0).round() <= most * 10.0,
         },
         Limit::Share(_) if a == b => Verdict {
@@ -304,7 +304,7 @@ mod tests {
         }
     }
 
-    /// The verdicts on demeter's figures.
+    /// The verdicts on Demeter's figures.
     fn verdicts(a: &RunResult, b: &RunResult) -> Vec<bool> {
         let text = compare(a, b).unwrap();
         let lines = text.lines().filter(|line| line.starts_with("demeter"));
@@ -338,7 +338,7 @@ mod tests {
         assert!(first(&lab).contains("lab, seed 1"));
     }
 
-    /// A result with these cases, each with what `result` has for a steady throughput.
+    /// A result with these cases, each with a steady throughput.
     fn with_cases(on: &str, cases: &[(&[(&str, &str)], f64)]) -> RunResult {
         let text = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
         let case = |(settings, steady): &(&[(&str, &str)], f64)| Case {
@@ -402,7 +402,7 @@ mod tests {
 
     #[test]
     fn equal_settings_are_matched_in_order() {
-        // Two tables of one kind look the same in a case's settings.
+        // Two tables of one kind have the same settings in a case.
         let workload: &[_] = &[("workload", "btree")];
         let a = with_cases("sim", &[(workload, 1.8), (workload, 1.0)]);
         assert!(compare(&a, &a).unwrap().contains("10 of 10 figures agree"));

@@ -9,7 +9,7 @@ use crate::text::number::count;
 /// Most rows of the table.
 const ROWS_MAX: usize = 200;
 
-/// The invalidations by kind of all systems, a row for each; nothing where nobody counted any.
+/// Invalidations by kind, a row for each system; `None` if none were counted.
 pub(crate) fn flush_table(sides: &[Side]) -> Option<Table> {
     let parts = Parts::of(Split::Flushes, sides.iter().flat_map(|side| side.systems));
     if parts.is_empty() {

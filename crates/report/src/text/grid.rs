@@ -1,38 +1,37 @@
-//! Tables: cells in columns, for the terminal and for the page; and text in lines of bounded width.
+//! Tables for terminal and page, and wrapped text.
 
-/// Width that text and tables of ordinary figures keep to, characters.
+/// Width of text and of tables with ordinary figures, characters.
 const WIDTH: usize = 100;
 
 /// A table.
 pub(crate) struct Table {
-    /// What all rows have in common; may be empty.
+    /// Settings common to all rows; may be empty.
     pub heading: String,
     pub columns: Vec<Column>,
     pub rows: Vec<Row>,
-    /// Rows that there would be besides.
+    /// Number of further rows that are not shown.
     pub left_out: usize,
 }
 
-/// A column's heading: neighbours of one group share the upper line.
+/// A column's heading; adjacent columns of a group share the upper line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Column {
     pub group: String,
     pub title: String,
-    /// Whether its cells are names, which stand to the left, not figures.
+    /// Whether its cells are names, aligned left, instead of figures.
     pub is_name: bool,
 }
 
 /// A row.
 pub(crate) struct Row {
-    /// As many as there are columns; `-` where nothing was measured.
+    /// One cell per column; `-` if not measured.
     pub cells: Vec<String>,
     /// Its classes in the page's style sheet.
     pub class: &'static str,
 }
 
 impl Table {
-    /// Columns without groups, the first `names` of them names. A column of names without any is
-    /// left out.
+    /// Columns without groups, the first `names` of them names. Empty columns of names are dropped.
     pub(crate) fn plain(titles: Vec<String>, names: usize, mut rows: Vec<Row>) -> Self {
         let is_used = |column: &usize| {
             let mut cells = rows.iter().map(|row| &row.cells[*column]);
@@ -58,7 +57,7 @@ impl Table {
         }
     }
 
-    /// Whether any columns share an upper line.
+    /// Whether some columns share an upper line.
     pub(crate) fn has_groups(&self) -> bool {
         self.columns.iter().any(|column| !column.group.is_empty())
     }
@@ -72,7 +71,7 @@ impl Table {
                 *widest = (*widest).max(width(cell));
             }
         }
-        // First, as it makes room for the groups' names.
+        // Computed first, because it makes columns wide enough for the groups' names.
         let groups = self.groups(&mut widths);
         let mut lines = vec![];
         lines.extend(Some(self.heading.clone()).filter(|heading| !heading.is_empty()));
@@ -86,7 +85,7 @@ impl Table {
         lines.join("\n")
     }
 
-    /// Blanks before a column: a wider gap sets groups apart, and columns without one.
+    /// Spaces before a column: a wider gap separates groups.
     fn gap(&self, index: usize) -> usize {
         let group = &self.columns[index].group;
         match index {
@@ -96,8 +95,8 @@ impl Table {
         }
     }
 
-    /// The upper heading: each group's name, right-aligned over its columns. Widens a group's first
-    /// column where the name needs it.
+    /// The upper heading: each group's name, right-aligned over its columns. Widens a group's first column if the name
+    /// needs it.
     fn groups(&self, widths: &mut [usize]) -> String {
         let mut line = String::new();
         let mut start = 0;
@@ -131,7 +130,7 @@ fn width(text: &str) -> usize {
     text.chars().count()
 }
 
-/// Text in lines of at most [`WIDTH`] characters, as far as its words allow; each with its end.
+/// Wraps text at [`WIDTH`] characters between words; each line ends with a line feed.
 pub(crate) fn wrap(text: &str) -> String {
     let mut lines = String::new();
     let mut used = 0;
@@ -173,7 +172,7 @@ mod tests {
             table.text(),
             "     both of\n         n x\na        1\nbcd    100 x\n"
         );
-        // Nothing stands in the second column of names.
+        // The second column of names is empty.
         let table = Table::plain(titles(), 2, vec![row(["a", "", "2"])]);
         assert_eq!(table.text(), "   x\na  2\n");
     }

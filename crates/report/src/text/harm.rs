@@ -1,4 +1,4 @@
-//! How many of many cases are as fast under an agent as they must be.
+//! Counts the cases in which an agent keeps the required speed.
 
 use demeter_outcome::{Case, NONE, RunResult};
 
@@ -6,13 +6,11 @@ use crate::OURS;
 use crate::shape::case_title;
 use crate::text::worst_first::{Beside, managed};
 
-/// The least speed beside none: mean and last third. An agent without addresses from hardware may cost
-/// a hundredth more.
+/// Required speed relative to none: mean and last third. An agent without a PMU may cost one percentage point more.
 const LEAST: [f64; 2] = [0.98, 0.99];
 const LEAST_WITHOUT_PMU: [f64; 2] = [0.97, 0.98];
 
-/// A line for each system of ours: in how many cases it is as fast beside none as it must be, and
-/// its worst case.
+/// A line for each of our systems: the number of cases with the required speed, and the worst case.
 pub fn harm(result: &RunResult) -> String {
     let lines = managed(result).into_iter();
     lines.filter_map(|name| line(result, name)).collect()

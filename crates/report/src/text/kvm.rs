@@ -1,4 +1,4 @@
-//! What a nested host's KVM counted, as a table.
+//! The table of a nested host's KVM counters.
 
 use crate::shape::Side;
 use crate::text::clean;
@@ -8,7 +8,8 @@ use crate::text::number::count;
 /// Most rows of the table.
 const ROWS_MAX: usize = 200;
 
-/// Its counters by their names in results (Documentation/virt/kvm, and `/sys/kernel/debug/kvm`), and pages moved by the host.
+/// KVM counters by their names in results (Documentation/virt/kvm, and `/sys/kernel/debug/kvm`), and pages moved by the
+/// host.
 const COUNTERS: [(&str, &str); 5] = [
     ("kvm_exits", "exits"),
     ("kvm_pf_taken", "page faults"),
@@ -17,10 +18,10 @@ const COUNTERS: [(&str, &str); 5] = [
     ("pgmigrate_success", "pages moved"),
 ];
 
-/// What the table is called.
+/// Title of the table.
 pub(crate) const KVM: &str = "What the host's KVM and kernel counted";
 
-/// A row for each system; nothing where no KVM counted anything.
+/// A row for each system; `None` without KVM counters.
 pub(crate) fn kvm_table(sides: &[Side]) -> Option<Table> {
     let systems = sides
         .iter()

@@ -1,4 +1,4 @@
-//! Figures as text: what the terminal shows, and the tables that the page shares with it.
+//! Figures as text: the terminal's output, and the tables that the page shares.
 
 pub(crate) mod address_heat;
 pub(crate) mod agreement;

@@ -1,7 +1,7 @@
-//! Numbers as people read them: about three digits that mean something.
+//! Formats numbers for people, with about three significant digits.
 
-/// Three significant digits or all digits before the point, then a suffix above a million:
-/// `0.640`, `2.34`, `38.5`, `1234`, `5.00M`. Never more than seven characters.
+/// Three significant digits, or all digits before the point, with a suffix from a million: `0.640`, `2.34`, `38.5`,
+/// `1234`, `5.00M`. At most seven characters.
 pub(crate) fn short(value: f64) -> String {
     const SUFFIXES: [(f64, &str); 4] = [(1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")];
     let size = value.abs();
@@ -25,7 +25,7 @@ fn significant(value: f64) -> String {
         _ => 0,
     };
     let text = format!("{value:.decimals$}");
-    // Nothing is less than nothing: "-0.000".
+    // "-0.000" has no sign.
     if text
         .trim_start_matches('-')
         .trim_matches(['0', '.'])

@@ -1,9 +1,9 @@
-//! An error as one line.
+//! Formats an error as one line.
 
 use std::error::Error;
 
-/// The chain of causes, joined by colons. A cause that its parent's text already contains is not
-/// said twice, and line breaks in a message become blanks.
+/// The chain of causes, joined by colons. A cause that its parent's text contains is skipped, and line breaks become
+/// spaces.
 pub fn one_line(error: &(dyn Error + 'static)) -> String {
     let mut line = String::new();
     let mut next = Some(error);

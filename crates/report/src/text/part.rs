@@ -1,4 +1,4 @@
-//! Tables alone, without the sentences that explain them: for documents that have their own.
+//! Single tables without explanations, for documents.
 
 use demeter_outcome::RunResult;
 
@@ -8,23 +8,23 @@ use crate::text::grid::Table;
 use crate::text::kvm::kvm_table;
 use crate::text::{summary, worst_first};
 
-/// Which tables of a result.
+/// The tables of a result to show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::EnumString, strum::VariantNames)]
 #[strum(serialize_all = "kebab-case")]
 pub enum Part {
-    /// Its figures: a line for each system, or for each system of each case.
+    /// Figures: a line for each system, or for each system of each case.
     Figures,
     /// Five figures of each system, beside an oracle.
     Brief,
     /// Published figures beside ours.
     Published,
-    /// Of a folder of scenarios, a table for each system of ours, a line for each scenario, the worst first.
+    /// For a folder of scenarios: a table for each of our systems, a line for each scenario, the worst first.
     WorstFirst,
     /// The counts of a nested host's KVM.
     Kvm,
 }
 
-/// These tables of the result as lines of text; empty where there is nothing to put in one.
+/// These tables as lines of text; empty if the result has none.
 pub fn part(result: &RunResult, part: Part) -> String {
     match part {
         Part::Figures => {

@@ -1,4 +1,4 @@
-//! How many times as fast one system is as another.
+//! Speedups of one system over another.
 
 use demeter_outcome::{Case, NONE, RunResult};
 
@@ -6,18 +6,18 @@ use crate::shape::case_title;
 use crate::text::grid::{Column, Row, Table};
 use crate::text::worst_first::Beside;
 
-/// Which run of a result a ratio is of.
+/// The run that a ratio is taken from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Of<'a> {
     /// The only one.
     Whole,
-    /// That of a case, by its title.
+    /// A case, by its title.
     Case(&'a str),
-    /// That with the smallest ratio.
+    /// The case with the smallest ratio.
     Worst,
 }
 
-/// How many times as fast `system` is as `over`; nothing if one of them did not run.
+/// Speedup of `system` over `over`; `None` if one of them did not run.
 pub fn times(result: &RunResult, of: Of, system: &str, over: &str) -> Option<f64> {
     let times = |case: &Case| Beside::of(case, system, over)?.mean;
     match of {
@@ -31,8 +31,8 @@ pub fn times(result: &RunResult, of: Of, system: &str, over: &str) -> Option<f64
     }
 }
 
-/// Several results of the same cases as one table: each system's speed as a multiple of that under none, a
-/// line for each case, the worst first.
+/// Several results of the same cases as one table: each system's speedup over none, a line for each case, the worst
+/// first.
 pub fn ratios(results: &[RunResult]) -> String {
     let mut columns = vec![Column {
         group: String::new(),

@@ -10,13 +10,14 @@ use crate::text::grid::{Table, wrap};
 use crate::text::kvm::{KVM, kvm_table};
 use crate::text::summary;
 
-/// The result as lines of text: its figures, a sentence that explains them, and those that others
-/// have published beside ours. Nothing in it but printable characters, whatever the file says.
+/// The result as lines of text: figures with an explanation, then published figures.
+///
+/// The output has only printable characters, whatever the file contains.
 pub fn table(result: &RunResult) -> String {
     let (tables, explanation) = summary::tables(result);
     let mut parts: Vec<String> = tables.iter().map(Table::text).collect();
     parts.push(wrap(&explanation));
-    // Of cases, the page has it.
+    // For cases, only the page has it.
     let sides = Some(Side::all(result)).filter(|_| result.cases.is_empty());
     if let Some(sides) = sides {
         let tables = [(FLUSHES, flush_table(&sides)), (KVM, kvm_table(&sides))];

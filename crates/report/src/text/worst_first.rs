@@ -1,4 +1,4 @@
-//! Many scenarios, one line each: what a managed system does to each beside yardsticks and rivals, worst first.
+//! Many scenarios, one line each: a system beside yardsticks and rivals, the worst first.
 
 use demeter_outcome::{Case, NONE, RunResult, SystemResult};
 
@@ -22,7 +22,7 @@ const EXPLANATION: &str = "Speed as a share of an oracle that had the hot set in
      its mean, and how many times as fast we are. t90: when 90 % of the hot set was in fast memory. CPU: management, in \
      % of one CPU. Memory: what the system kept for itself.";
 
-/// A result of cases as lines of text: a table for each system of ours, its worst case first.
+/// A result of cases as lines of text: a table for each of our systems, its worst case first.
 pub fn worst_first(result: &RunResult) -> String {
     match &figures(result)[..] {
         [] => table(result),
@@ -34,19 +34,19 @@ pub fn worst_first(result: &RunResult) -> String {
     }
 }
 
-/// Its tables.
+/// The tables of a result.
 pub(crate) fn figures(result: &RunResult) -> Vec<Table> {
     let tables = managed(result).into_iter();
     tables.map(|name| figures_of(result, name)).collect()
 }
 
-/// Whether a system is one of ours.
+/// Whether a system is ours.
 fn is_ours(name: &str) -> bool {
     let rest = name.strip_prefix(OURS);
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
 }
 
-/// Our systems, as they come.
+/// Our systems, in order.
 pub(crate) fn managed(result: &RunResult) -> Vec<&str> {
     let mut names: Vec<&str> = vec![];
     for system in result.cases.iter().flat_map(|case| &case.systems) {
@@ -57,7 +57,7 @@ pub(crate) fn managed(result: &RunResult) -> Vec<&str> {
     names
 }
 
-/// How fast a system was beside another: mean and last third.
+/// Speed of a system relative to another: mean and last third.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Beside {
     pub mean: Option<f64>,
@@ -65,7 +65,7 @@ pub(crate) struct Beside {
 }
 
 impl Beside {
-    /// One system of a case beside another; nothing if one of them did not run.
+    /// A system of a case relative to another; `None` if one of them did not run.
     pub(crate) fn of(case: &Case, name: &str, yardstick: &str) -> Option<Self> {
         let named = |name: &str| case.systems.iter().find(|s| s.name == name);
         let (ours, theirs) = (named(name)?, named(yardstick)?);
@@ -79,7 +79,7 @@ impl Beside {
         })
     }
 
-    /// The lesser of both.
+    /// The lower of both.
     pub(crate) fn least(self) -> f64 {
         let both = self.mean.into_iter().chain(self.end);
         both.fold(f64::INFINITY, f64::min)
@@ -118,7 +118,7 @@ fn figures_of(result: &RunResult, name: &str) -> Table {
     }
 }
 
-/// The line of a case, and how bad it is; nothing if the system did not run.
+/// The line of a case, with its sort key; `None` if the system did not run.
 fn line(case: &Case, name: &str) -> Option<(f64, Vec<String>)> {
     let ours = case.systems.iter().find(|s| s.name == name)?;
     let yardsticks = [ORACLE, NONE].into_iter();
@@ -147,7 +147,7 @@ fn line(case: &Case, name: &str) -> Option<(f64, Vec<String>)> {
     Some((share.map_or(f64::INFINITY, Beside::least), cells))
 }
 
-/// The fastest of the systems that are neither ours nor yardsticks, and how many times as fast we are.
+/// The fastest rival, and our speedup over it. Rivals are neither ours nor yardsticks.
 fn best_rival<'a>(case: &'a Case, ours: &SystemResult) -> Option<(f64, &'a SystemResult)> {
     let measure = Measure::of(case.systems.iter());
     let is_rival = |s: &&SystemResult| ![NONE, ORACLE].contains(&s.name.as_str());
@@ -244,7 +244,7 @@ pub(crate) mod tests {
             words(lines[5]),
             row(["good", "none", "2.000", "2.000", "-", "-"])
         );
-        // Another system of ours has a table of its own, and is no rival.
+        // Another system of ours has its own table, and is no rival.
         assert_eq!(lines[7], "demeter-damon");
         assert_eq!(words(lines[10])[..3], ["bad", "none", "0.900"]);
         assert!(lines.iter().all(|line| line.len() <= 100), "{text}");

@@ -1,6 +1,6 @@
-//! What tests of pictures and pages share.
+//! Helpers for tests of pictures and pages.
 
-// Each test program uses a part of it.
+// Each test program uses only some of them.
 #![allow(dead_code)]
 
 use demeter_outcome::{
@@ -8,7 +8,7 @@ use demeter_outcome::{
 };
 use proptest::prelude::*;
 
-/// A result of the simulator without anything in it.
+/// An empty result of the simulator.
 pub fn empty() -> RunResult {
     RunResult {
         scenario: "gups".into(),
@@ -19,7 +19,7 @@ pub fn empty() -> RunResult {
     }
 }
 
-/// Checks that every element of an SVG is closed, and returns how many there are.
+/// Checks that every element of an SVG is closed, and returns their number.
 pub fn elements(svg: &str) -> usize {
     let mut open = Vec::new();
     let mut count = 0;
@@ -67,7 +67,7 @@ pub fn amount() -> impl Strategy<Value = f64> {
     prop_oneof![0.0f64..100.0, proptest::num::f64::POSITIVE, Just(0.0)]
 }
 
-/// Any system that passes the check, and some that do not.
+/// A random system, which may fail the check.
 pub fn any_system() -> impl Strategy<Value = SystemResult> {
     let point = (prop::option::of(amount()), prop::option::of(0.0f64..=1.0));
     (
@@ -132,7 +132,7 @@ pub fn any_system() -> impl Strategy<Value = SystemResult> {
         })
 }
 
-/// Cases of few keys and values, so that they often make axes.
+/// Cases with few keys and values, so that they often make axes.
 pub fn any_case() -> impl Strategy<Value = Case> {
     let key = prop_oneof![Just("sim.vms".to_owned()), "[ab]", any::<String>()];
     let value = prop_oneof!["[0-9]", "-?[0-9]{1,3}(e-?[0-9]{1,3})?", any::<String>()];

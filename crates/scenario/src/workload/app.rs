@@ -1,11 +1,11 @@
-//! Applications of which the simulator has a model.
+//! Applications that the simulator models.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Parameters, THREADS_MAX, one};
 use crate::fault::{refuse_if, within};
 
-/// Smallest application, MiB: below it a model has too few things to be one.
+/// Smallest application, MiB; a smaller model has too few objects.
 const SIZE_MIN_MIB: u64 = 16;
 
 /// Parameters of an application; its data structures grow to fill the size.
@@ -14,8 +14,7 @@ const SIZE_MIN_MIB: u64 = 16;
 pub struct App {
     /// Memory of all its data structures, MiB.
     pub size_mib: u64,
-    /// Idle memory that is touched first, so that it takes the fast tier, MiB: such as input
-    /// files in the page cache.
+    /// Idle memory that is touched first and so takes the fast tier, MiB, such as input files in the page cache.
     #[serde(default)]
     pub cold_mib: u64,
     /// Threads.
@@ -37,7 +36,7 @@ impl Parameters for App {
     }
 }
 
-/// What every model of an application asks for.
+/// Checks common to all applications.
 pub(super) fn check(size_mib: u64, threads: u32) -> Result<(), String> {
     refuse_if(size_mib < SIZE_MIN_MIB, || {
         format!("workload.size_mib = {size_mib}: must be at least {SIZE_MIN_MIB}")

@@ -1,5 +1,4 @@
-//! The course of a mix: to which part an access goes, and where in it. The simulator and the lab's
-//! program follow the same.
+//! The accesses of a mix: the part of each access, and its offset. Simulator and lab share this code.
 
 use demeter_policy::{BLOCK_SIZE, MIB};
 
@@ -8,24 +7,24 @@ use crate::rng::{Rng, bound};
 
 const NS_PER_S: u64 = 1_000_000_000;
 
-/// Where accesses go.
+/// The sequence of accesses.
 #[derive(Debug, Clone)]
 pub struct Course {
-    /// The parts, in the order of their allocation.
+    /// The parts, in order of allocation.
     pub parts: Vec<Stretch>,
     turns_ns: Option<u64>,
 }
 
-/// A part of memory, and how it is used.
+/// A part of memory and its access pattern.
 #[derive(Debug, Clone)]
 pub struct Stretch {
     /// Its size, bytes.
     pub bytes: u64,
-    /// Whether its lines are used one after the other, rather than at random.
+    /// Whether its lines are accessed in order, instead of at random.
     pub is_sweep: bool,
-    /// Size of its hot set, bytes; 0 where it has none.
+    /// Size of its hot set, bytes; 0 if it has none.
     pub hot_bytes: u64,
-    /// Random numbers below this, and not below the previous part's, choose it.
+    /// The part is chosen by random numbers below this and not below the previous part's.
     below: u64,
     stores_below: u64,
     hot_below: u64,
@@ -33,7 +32,7 @@ pub struct Stretch {
     growth: Option<Growth>,
 }
 
-/// How a part grows.
+/// The growth of a part.
 #[derive(Debug, Clone, Copy)]
 struct Growth {
     start_bytes: u64,
@@ -41,14 +40,14 @@ struct Growth {
 }
 
 impl Course {
-    /// Accesses in a part before the next one is chosen: a page's worth of lines. A program stays in
-    /// a part for a while, so that sweeps are streams also where something else is used beside them.
+    /// Accesses in a part before the next part is chosen: the lines of a page. So sweeps stay streams even if other
+    /// parts are used in between.
     pub const RUN: usize = 64;
 
-    /// Bytes that an access stands for: a cache line.
+    /// Size of an access: a cache line.
     pub const LINE: u64 = 64;
 
-    /// The course of these parameters, which have been checked.
+    /// The sequence for these parameters, which have been checked.
     pub fn new(mix: &Mix) -> Self {
         let shares: f64 = mix.parts.iter().map(|part| part.share).sum();
         let mut share = 0.0;
@@ -74,7 +73,7 @@ impl Course {
         }
     }
 
-    /// The part whose turn it is, where they take turns. Times are of the timed phase.
+    /// The part in use, if parts take turns. Times are of the timed phase.
     pub fn turn(&self, now_ns: u64) -> Option<usize> {
         self.turns_ns
             .map(|turns_ns| (now_ns / turns_ns) as usize % self.parts.len())
@@ -92,7 +91,7 @@ impl Course {
 }
 
 impl Stretch {
-    /// Its size at a time of the timed phase: of what grows, in whole blocks.
+    /// Its size at a time of the timed phase, in whole blocks if it grows.
     pub fn bytes_at(&self, now_ns: u64) -> u64 {
         let Some(growth) = self.growth.filter(|growth| now_ns < growth.until_ns) else {
             return self.bytes;
@@ -107,18 +106,18 @@ impl Stretch {
         self.growth.is_some()
     }
 
-    /// Where its hot set begins, bytes from its start; without one, where its memory ends.
+    /// Start of its hot set, bytes from the part's start; without a hot set, the end of its memory.
     pub fn hot_start(&self, now_ns: u64) -> u64 {
         let Some(moves_ns) = self.moves_ns else {
             return self.bytes_at(now_ns) - self.hot_bytes;
         };
         let places = self.bytes / self.hot_bytes;
         let moved = now_ns / moves_ns;
-        // From its end on, downwards.
+        // Downwards from the end.
         (places - 1 - moved % places) * self.hot_bytes
     }
 
-    /// Whether its hot set moves on.
+    /// Whether its hot set moves.
     pub fn moves(&self) -> bool {
         self.moves_ns.is_some()
     }
@@ -134,7 +133,7 @@ impl Stretch {
             hot_bytes => self.bytes - hot_bytes,
         };
         let cold = rng.below(cold_bytes / Course::LINE) * Course::LINE;
-        // What lies behind the hot set follows what lies before it.
+        // Offsets at or above `hot_start` continue after the hot set.
         cold + if cold < hot_start { 0 } else { self.hot_bytes }
     }
 

@@ -5,13 +5,13 @@ use serde::{Deserialize, Serialize};
 use super::{COMPUTE_MAX_NS, Parameters, THREADS_MAX, one};
 use crate::fault::{at_least_one, refuse_if, within};
 
-/// Most changes of a hot set's size.
+/// Maximum number of changes of a hot set's size.
 const PHASES_MAX: usize = 100;
 
-/// Most misses that a core has under way: more than any has buffers for.
+/// Maximum number of outstanding misses per core: more than any core has buffers for.
 const IN_FLIGHT_MAX: u32 = 64;
 
-/// MiB of a block, of which scattered hot sets are made.
+/// Size of a block in MiB; scattered hot sets consist of blocks.
 const BLOCK_MIB: u64 = 2;
 
 /// Parameters of gups.
@@ -33,30 +33,30 @@ pub struct Gups {
     /// Second of the timed phase at which the hot set jumps to the array's middle.
     #[serde(default)]
     pub shift_at_s: Option<u64>,
-    /// How the hot set's size changes, in order of time.
+    /// Changes of the hot set's size, in order of time.
     #[serde(default)]
     pub phases: Vec<Phase>,
-    /// Misses that a core has under way at once: updates do not depend on each other. With 1 each is
-    /// waited for, as the lab's emulator does. Simulator only.
+    /// Outstanding misses per core; updates are independent of each other. With 1 the core waits for each miss, as in
+    /// the lab's emulator. Simulator only.
     #[serde(default = "one")]
     pub in_flight: u32,
-    /// Whether the seed scatters the hot set over the array in single blocks of 2 MiB, instead of one piece. With
-    /// `hot_mib = 400` there are 200 of them. They jump, grow and shrink as the piece would. Simulator only.
+    /// Whether the hot set is scattered over the array by the seed, in single blocks of 2 MiB, instead of one piece.
+    /// With `hot_mib = 400` there are 200 of them. They jump, grow and shrink as one piece does. Simulator only.
     #[serde(default)]
     pub scattered: bool,
-    /// Computation between two updates, nanoseconds: with `compute_ns = 4000` a server that waits for memory 5 % of its
-    /// time, if an update takes 200 ns. Simulator only.
+    /// Computation between two updates, nanoseconds. With `compute_ns = 4000` it is a server that waits for memory 5 %
+    /// of its time, if an update takes 200 ns. Simulator only.
     #[serde(default)]
     pub compute_ns: u64,
 }
 
-/// From some moment on the hot set has another size, and keeps its end of the array; or the program is idle.
+/// A change: the hot set has another size from then on and keeps its end, or the program is idle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Phase {
-    /// Second of the timed phase.
+    /// Time of the change, seconds into the timed phase.
     pub at_s: u64,
-    /// Size of the hot set from then on, MiB. With 0 the program accesses nothing: lab only.
+    /// New size of the hot set, MiB. With 0 the program accesses nothing: lab only.
     pub hot_mib: u64,
 }
 
@@ -130,7 +130,7 @@ impl Parameters for Gups {
                  {duration_s}"
             )
         })?;
-        // The hot set jumps to the array's middle and must not reach into where it was.
+        // The hot set jumps to the array's middle, and must not overlap its former place.
         refuse_if(hot_mib > size_mib / 2, || {
             format!(
                 "workload.hot_mib = {hot_mib}: with shift_at_s it must be at most half of \

@@ -9,9 +9,9 @@ use crate::fault::at_least_one;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Memlat {
-    /// Size of the region that is chased, MiB.
+    /// Size of the region, MiB.
     pub size_mib: u64,
-    /// Idle memory that is touched first, so that it takes the fast tier, MiB.
+    /// Idle memory that is touched first and so takes the fast tier, MiB.
     pub cold_mib: u64,
 }
 

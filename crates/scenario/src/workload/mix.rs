@@ -1,11 +1,11 @@
-//! mix: parts of memory that are used in different ways, at once or in turn.
+//! mix: parts of memory with different access patterns, used together or in turn.
 
 use serde::{Deserialize, Serialize};
 
 use super::{COMPUTE_MAX_NS, Parameters, THREADS_MAX, one};
 use crate::fault::{at_least_one, refuse_if, within};
 
-/// Most parts.
+/// Maximum number of parts.
 const PARTS_MAX: usize = 16;
 
 /// Parameters of mix.
@@ -15,49 +15,48 @@ pub struct Mix {
     /// Idle memory that is touched first, MiB.
     #[serde(default)]
     pub cold_mib: u64,
-    /// Threads; each uses all parts.
+    /// Threads; each accesses all parts.
     #[serde(default = "one")]
     pub threads: u32,
-    /// Seconds after which the next part has its turn; all at once when left out.
+    /// Duration of a part's turn, seconds; by default all parts are used at once.
     #[serde(default)]
     pub turns_s: Option<u64>,
     /// Computation between two accesses, nanoseconds. Simulator only.
     #[serde(default)]
     pub compute_ns: u64,
-    /// The parts, in the order of their allocation.
+    /// The parts, in order of allocation.
     pub parts: Vec<Part>,
 }
 
-/// A part of memory, and how it is used.
+/// A part of memory and its access pattern.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Part {
     /// Its size, MiB.
     pub size_mib: u64,
-    /// Its weight among the parts: the share of the accesses that it gets, where all are used at
-    /// once. An idle part has 0.
+    /// Its weight among the parts: its share of the accesses if all are used at once. An idle part has 0.
     #[serde(default = "whole")]
     pub share: f64,
     /// The order of its accesses.
     #[serde(default)]
     pub pattern: Pattern,
-    /// Part of its accesses that are stores, 0 to 1.
+    /// Share of its accesses that are stores, 0 to 1.
     #[serde(default)]
     pub stores: f64,
-    /// Size of its hot set, at its end, MiB; without one it is used evenly.
+    /// Size of its hot set, at its end, MiB; by default accesses are uniform.
     #[serde(default)]
     pub hot_mib: u64,
     /// Share of its accesses that go to the hot set, 0 to 1.
     #[serde(default)]
     pub hot_weight: f64,
-    /// Seconds after which the hot set moves on by its own size, round and round.
+    /// Interval at which the hot set moves by its own size, cyclically, seconds.
     #[serde(default)]
     pub moves_s: Option<u64>,
-    /// Its size at the start, MiB; from there it grows in a straight line until it has `size_mib` after `grows_s`
-    /// seconds: `start_mib = 100, grows_s = 60`. Simulator only.
+    /// Its initial size, MiB. It grows linearly to `size_mib` within `grows_s` seconds: `start_mib = 100, grows_s =
+    /// 60`. Simulator only.
     #[serde(default)]
     pub start_mib: Option<u64>,
-    /// Seconds of the timed phase in which it grows.
+    /// Duration of its growth, seconds of the timed phase.
     #[serde(default)]
     pub grows_s: Option<u64>,
 }
@@ -69,7 +68,7 @@ pub enum Pattern {
     /// At random.
     #[default]
     Random,
-    /// Line by line, again and again.
+    /// Line by line, repeatedly.
     Sweep,
 }
 
@@ -113,10 +112,10 @@ impl Parameters for Mix {
 }
 
 impl Mix {
-    /// Whether it can be run.
+    /// Checks the parameters.
     ///
     /// # Errors
-    /// Names the key that is wrong, and how to correct it.
+    /// The invalid key and the fix.
     pub fn is_sound(&self) -> Result<(), String> {
         self.check(0)
     }

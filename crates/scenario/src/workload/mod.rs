@@ -1,5 +1,4 @@
-//! The program under test. Each kind has a module: its parameters with their defaults, and what
-//! is wrong with them.
+//! The workload. Each kind has a module with its parameters, defaults and checks.
 
 mod app;
 mod course;
@@ -27,28 +26,28 @@ pub use silo::{Silo, SiloMix};
 pub use trace::Trace;
 pub use zipf::Zipf;
 
-/// Most threads: as many as a VM has virtual CPUs at most.
+/// Maximum number of threads, equal to a VM's maximum of virtual CPUs.
 pub(crate) const THREADS_MAX: u32 = 64;
 
 /// Longest computation between two accesses, nanoseconds: a millisecond.
 const COMPUTE_MAX_NS: u64 = 1_000_000;
 
-/// What a scenario asks of the parameters of every kind.
+/// Properties that the parameters of every kind have.
 pub(crate) trait Parameters {
-    /// Memory that it works on, MiB; 0 where only a file knows.
+    /// Its memory, MiB; 0 if only a file knows.
     fn size_mib(&self) -> u64;
 
-    /// Idle memory that is touched before, MiB.
+    /// Idle memory that is touched first, MiB.
     fn cold_mib(&self) -> u64 {
         0
     }
 
-    /// Whether the lab has a program that does it.
+    /// Whether the lab has a program for it.
     fn is_real(&self) -> bool {
         false
     }
 
-    /// Whether it says what of its memory is hot.
+    /// Whether it reports its hot set.
     fn tells_hot_set(&self) -> bool {
         true
     }
@@ -58,7 +57,7 @@ pub(crate) trait Parameters {
         None
     }
 
-    /// Misses that a core has under way at once.
+    /// Outstanding misses per core.
     fn in_flight(&self) -> u32 {
         1
     }
@@ -68,27 +67,27 @@ pub(crate) trait Parameters {
         None
     }
 
-    /// When the hot set jumps or changes its size, seconds into the timed phase.
+    /// Times at which the hot set jumps or changes its size, seconds into the timed phase.
     fn hot_changes_s(&self) -> Vec<u64> {
         vec![]
     }
 
-    /// Whether it accesses nothing for a while.
+    /// Whether it is idle for a while.
     fn is_idle_at_times(&self) -> bool {
         false
     }
 
-    /// Checks what types alone cannot say.
+    /// Checks values beyond their types.
     ///
     /// # Errors
-    /// Which key is wrong, and what to do about it.
+    /// The invalid key and the fix.
     fn check(&self, duration_s: u64) -> Result<(), String>;
 }
 
-/// The enum of all kinds, and the way to what they have in common.
+/// Defines the enum of all kinds, with their common properties.
 macro_rules! workloads {
     ($($(#[$doc:meta])* $kind:ident($parameters:ty),)*) => {
-        /// The program under test.
+        /// The workload.
         #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, strum::IntoStaticStr)]
         #[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
         #[strum(serialize_all = "lowercase")]
@@ -109,7 +108,7 @@ macro_rules! workloads {
 workloads! {
     /// Random 8-byte updates with a hot set.
     Gups(Gups),
-    /// Loads and stores by a law of popularity.
+    /// Loads and stores with Zipf popularity.
     Zipf(Zipf),
     /// A random pointer chase.
     Memlat(Memlat),
@@ -129,43 +128,43 @@ workloads! {
     Pagerank(App),
     /// Coordinate descent over a skewed sparse matrix.
     Liblinear(App),
-    /// Parts of memory that are used in different ways.
+    /// Parts of memory with different access patterns.
     Mix(Mix),
-    /// Several processes in one guest, of unequal heat.
+    /// Several processes in one guest, of different heat.
     Several(Several),
     /// A recorded program.
     Trace(Trace),
-    /// Real programs, as they are.
+    /// Real programs.
     Program(Programs),
 }
 
 impl Workload {
-    /// Its kind, as a scenario file spells it.
+    /// Its kind, as in scenario files.
     pub fn kind(&self) -> &'static str {
         self.into()
     }
 
-    /// Whether the lab has a program that does it.
+    /// Whether the lab has a program for it.
     pub fn is_real(&self) -> bool {
         self.parameters().is_real()
     }
 
-    /// Memory that it works on, MiB; of a trace only its file knows.
+    /// Its memory, MiB; 0 for a trace, whose file contains it.
     pub fn size_mib(&self) -> u64 {
         self.parameters().size_mib()
     }
 
-    /// Idle memory that is touched before, MiB.
+    /// Idle memory that is touched first, MiB.
     pub fn cold_mib(&self) -> u64 {
         self.parameters().cold_mib()
     }
 
-    /// Whether it says what of its memory is hot.
+    /// Whether it reports its hot set.
     pub fn tells_hot_set(&self) -> bool {
         self.parameters().tells_hot_set()
     }
 
-    /// Seconds that it may take to start, beyond what every workload may.
+    /// Additional time limit for its start, seconds.
     pub fn start_limit_s(&self) -> u64 {
         match self {
             Self::Program(programs) => programs.start_limit_s(),
@@ -173,7 +172,7 @@ impl Workload {
         }
     }
 
-    /// Whether it is made of programs of which some have cgroups.
+    /// Whether some of its programs have cgroups.
     pub fn has_cgroups(&self) -> bool {
         match self {
             Self::Program(programs) => programs.have_cgroups(),
@@ -186,27 +185,27 @@ impl Workload {
         self.parameters().shift_at_s()
     }
 
-    /// Misses that a core has under way at once; with 1 each is waited for.
+    /// Outstanding misses per core; with 1 the core waits for each.
     pub fn in_flight(&self) -> u32 {
         self.parameters().in_flight()
     }
 
-    /// The key that only the simulator can run, if it has one: to be left out elsewhere.
+    /// A key that only the simulator supports, if one is set.
     pub fn simulated_only(&self) -> Option<&'static str> {
         self.parameters().simulated_only()
     }
 
-    /// When the hot set jumps or changes its size, seconds into the timed phase.
+    /// Times at which the hot set jumps or changes its size, seconds into the timed phase.
     pub fn hot_changes_s(&self) -> Vec<u64> {
         self.parameters().hot_changes_s()
     }
 
-    /// Whether it accesses nothing for a while.
+    /// Whether it is idle for a while.
     pub fn is_idle_at_times(&self) -> bool {
         self.parameters().is_idle_at_times()
     }
 
-    /// What is wrong with its parameters in a timed phase of this length.
+    /// The error in its parameters, if any, for a timed phase of this length.
     pub(crate) fn check(&self, duration_s: u64) -> Result<(), String> {
         self.parameters().check(duration_s)
     }

@@ -1,5 +1,4 @@
-//! Programs that run as they are: what to start, what they need, when they are ready, and how fast
-//! they say they are.
+//! Real programs as a workload: command, files, readiness and figure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -12,30 +11,30 @@ use super::Parameters;
 use crate::check::is_plain_name;
 use crate::fault::{at_least_one, refuse_if, within};
 
-/// Most programs side by side.
+/// Maximum number of programs side by side.
 const PROGRAMS_MAX: usize = 16;
-/// Most arguments, variables, files or packages of a program.
+/// Maximum number of arguments, variables, files or packages of a program.
 const WORDS_MAX: usize = 256;
 /// Longest name of a unit, bytes.
 const UNIT_BYTES_MAX: usize = 32;
 /// Longest time before the timed phase, seconds.
 const WAIT_MAX_S: u64 = 3600;
 
-/// Parameters of a workload that is made of real programs.
+/// Parameters of a workload of real programs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Programs {
-    /// Memory that they come to use, MiB, where that is known: the machine must hold it.
+    /// Memory that they use in total, MiB, if known; the machine must have it.
     #[serde(default)]
     pub size_mib: u64,
-    /// Seconds between the last program's readiness and the timed phase. Nobody manages memory yet.
+    /// Time between the last program's readiness and the timed phase, seconds. No system is active yet.
     #[serde(default)]
     pub warm_up_s: u64,
-    /// A trace of what they do, as `demeter trace` writes it, for the simulator, which runs no programs;
-    /// relative to the current folder.
+    /// A trace of the programs, written by `demeter trace`, for the simulator, which runs no programs; relative to the
+    /// current folder.
     #[serde(default)]
     pub trace: Option<PathBuf>,
-    /// The programs, in the order in which they are started.
+    /// The programs, in starting order.
     #[serde(rename = "program")]
     pub programs: Vec<Program>,
 }
@@ -44,48 +43,48 @@ pub struct Programs {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Program {
-    /// Its name in results; by default that of the command's file.
+    /// Its name in results; by default the command's file name.
     #[serde(default)]
     pub name: String,
-    /// The program and its arguments. `{seed}` and `{duration_s}` in an argument become the
-    /// scenario's. A name without a slash is looked for in its packages, then among Demeter's own
-    /// programs, then in this machine's `PATH`.
+    /// The program and its arguments. `{seed}` and `{duration_s}` in an argument are replaced by the scenario's values.
+    /// A name without a slash is searched in its packages, then among Demeter's own programs, then in this machine's
+    /// `PATH`.
     pub command: Vec<String>,
-    /// Its environment, beside `PATH`, `HOME` and `LANG=C`.
+    /// Its environment, in addition to `PATH`, `HOME` and `LANG=C`.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
-    /// Data files, which it finds in its working folder; relative to the current folder.
+    /// Data files, which are placed into its working folder; relative to the current folder.
     #[serde(default)]
     pub files: Vec<PathBuf>,
-    /// Packages of the distribution that are unpacked for it, without being installed. Shared
-    /// libraries that they need are found by themselves.
+    /// Distribution packages that are unpacked for it, but not installed. Shared libraries that they need are added
+    /// automatically.
     #[serde(default)]
     pub packages: Vec<String>,
-    /// When it is ready and the next program can start. A program without this is started when the
-    /// timed phase begins; it must stand behind those that have it.
+    /// The condition for its readiness, after which the next program starts. A program without it starts with the timed
+    /// phase, and must be listed after the others.
     #[serde(default)]
     pub ready: Option<Ready>,
-    /// Seconds that it may take to be ready.
+    /// Time limit for its readiness, seconds.
     #[serde(default = "two_minutes")]
     pub ready_within_s: u64,
-    /// How fast it is.
+    /// The measured figure.
     #[serde(default)]
     pub figure: Figure,
-    /// A cgroup (v2) of its own, which the lab makes, and its share of fast memory. How much it holds then stands
-    /// beside its figure. The agent deals by these shares; to other systems the programs are just in cgroups.
+    /// Its own cgroup (v2), created by the lab, with its share of fast memory. The result then has its fast memory,
+    /// too. The agent divides fast memory by these shares; other systems only see cgroups.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<Cgroup>,
 }
 
-/// A tenant's share of fast memory, as in the agent's `[[cgroup]]`. Programs without a cgroup have a weight of 1
-/// together.
+/// A tenant's share of fast memory, as in the agent's `[[cgroup]]`. Programs without a cgroup together have a weight of
+/// 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cgroup {
-    /// Fast memory that it has in any case, as far as it uses it, MiB.
+    /// Fast memory that it always gets, but no more than it uses, MiB.
     #[serde(default)]
     pub guarantee_mib: u64,
-    /// Its part of the rest, compared with the other groups' weights: 1 to 10000.
+    /// Its part of the rest, relative to the other groups' weights: 1 to 10000.
     #[serde(default = "one")]
     pub weight: u32,
 }
@@ -98,11 +97,11 @@ fn two_minutes() -> u64 {
     120
 }
 
-/// How to tell that a program has started and filled its memory.
+/// How to detect that a program has started and filled its memory.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Ready {
-    /// It prints a line in which this regular expression is found.
+    /// It prints a line that matches this regular expression.
     Line(String),
     /// It accepts connections on this TCP port of the loopback address.
     Port(u16),
@@ -110,35 +109,35 @@ pub enum Ready {
     AfterS(u64),
 }
 
-/// What is measured of a program.
+/// The measured figure of a program.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Figure {
-    /// Seconds until it has ended, with success. The timed phase is over when all programs have
-    /// that are measured so, or after the scenario's `duration_s`.
+    /// Seconds until it ends successfully. The timed phase ends when all such programs have ended, or after the
+    /// scenario's `duration_s`.
     #[default]
     Time,
-    /// How often it runs to its end, with success: it is started again and again.
+    /// Number of successful runs; it is restarted repeatedly.
     Runs,
-    /// A number that it prints again and again, or another command.
+    /// A number that it, or another command, prints repeatedly.
     Number(Number),
-    /// Nothing: it serves the others, and runs until all of them have ended.
+    /// None: it serves the others, and runs until all of them have ended.
     None,
 }
 
-/// A number in what a program prints.
+/// A number in a program's output.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Number {
-    /// A command that prints it, which is run each second; without one the program itself does.
+    /// A command that prints it, run every second; by default the program itself prints it.
     #[serde(default)]
     pub command: Vec<String>,
     /// A regular expression whose first group is the number.
     pub regex: String,
-    /// The unit of the figure: of a throughput, as in `requests/s`, where more is better; or `ns`,
-    /// `us`, `ms` or `s`, where less is.
+    /// The figure's unit: of a throughput, such as `requests/s`, where more is better; or `ns`, `us`, `ms` or `s`,
+    /// where less is.
     pub unit: String,
-    /// Whether the number only grows; the figure is then by how much it grows in a second.
+    /// Whether the number is a counter; the figure is then its increase per second.
     #[serde(default)]
     pub counter: bool,
 }
@@ -204,7 +203,7 @@ impl Program {
         self.check_figure()
     }
 
-    /// Everything that the system is handed as text.
+    /// All texts that are passed to the system.
     fn words(&self) -> impl Iterator<Item = &String> {
         let run = match &self.figure {
             Figure::Number(number) => &number.command[..],
@@ -245,7 +244,7 @@ impl Programs {
         self.programs.iter().any(|program| program.cgroup.is_some())
     }
 
-    /// Seconds that they may take before the timed phase.
+    /// Time limit before the timed phase, seconds.
     pub fn start_limit_s(&self) -> u64 {
         let started = self.programs.iter().filter(|p| p.ready.is_some());
         started.map(|p| p.ready_within_s).sum::<u64>() + self.warm_up_s
@@ -296,7 +295,7 @@ impl Parameters for Programs {
     }
 }
 
-/// Refuses what is no regular expression, or has fewer groups.
+/// Rejects an invalid regular expression, or one with too few groups.
 fn check_regex(regex: &str, groups: usize) -> Result<(), String> {
     let parsed =
         Regex::new(regex).map_err(|e| format!("{regex:?} is no regular expression: {e}"))?;
@@ -306,7 +305,7 @@ fn check_regex(regex: &str, groups: usize) -> Result<(), String> {
     })
 }
 
-/// Whether Debian's policy allows the name: it also stands in a command line.
+/// Whether Debian's policy allows the package name, which is used in a command line.
 fn is_package(name: &str) -> bool {
     let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "+-.".contains(c);
     name.chars().all(is_plain) && name.starts_with(|c: char| c.is_ascii_alphanumeric())
@@ -317,7 +316,7 @@ mod tests {
     use super::*;
     use crate::{Scenario, System, Workload};
 
-    /// A scenario with these programs, as far as it can be read.
+    /// A scenario with these programs, if it is valid.
     fn checked(programs: &str) -> Result<Scenario, String> {
         let text = format!(
             "name = \"x\"\nduration_s = 9\nsystems = [\"none\"]\n[machine]\nvcpus = 1\n\

@@ -1,17 +1,17 @@
-//! several: processes in one guest, each a mix of its own.
+//! several: processes in one guest, each of which is a mix.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Mix, Parameters, THREADS_MAX};
 use crate::fault::{refuse_if, within};
 
-/// The most processes: an agent manages no more.
+/// Maximum number of processes, equal to the agent's.
 const PROCESSES_MAX: usize = 64;
 
-/// Parameters of several processes. How hot each is follows from its threads, its hot sets and what it computes between
-/// two accesses:
-/// `processes = [{ threads = 3, parts = [{ size_mib = 800, hot_mib = 100, hot_weight = 0.9 }] }, { compute_ns = 2000, parts = [{ size_mib = 800 }] }]`.
-/// Each has a pid and mappings of its own, but all share the guest's page tables. Simulator only.
+/// Parameters of several processes. The heat of each follows from its threads, its hot sets and its computation between
+/// two accesses: `processes = [{ threads = 3, parts = [{ size_mib = 800, hot_mib = 100, hot_weight = 0.9 }] }, {
+/// compute_ns = 2000, parts = [{ size_mib = 800 }] }]`. Each has its own pid and mappings, but all share the guest's
+/// page tables. Simulator only.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Several {
@@ -33,7 +33,7 @@ impl Parameters for Several {
         sizes.fold(0, u64::saturating_add)
     }
 
-    /// At least one process has a hot set, and none has one that it does not tell.
+    /// Whether at least one process has a hot set, and all report theirs.
     fn tells_hot_set(&self) -> bool {
         self.processes.iter().any(Parameters::tells_hot_set)
             && self.processes.iter().all(|mix| {

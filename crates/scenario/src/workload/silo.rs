@@ -17,13 +17,13 @@ pub struct Silo {
     /// Threads.
     #[serde(default = "one")]
     pub threads: u32,
-    /// Which transactions.
+    /// Kind of transactions.
     pub mix: SiloMix,
-    /// With `ycsb`: seconds after which other keys become popular.
+    /// With `ycsb`: time after which other keys become popular, seconds.
     #[serde(default)]
     pub drift_s: Option<u64>,
-    /// With `ycsb`: the exponent of popularity, 0.99 when left out. 0 makes all keys alike, as they are in
-    /// Silo's own YCSB.
+    /// With `ycsb`: the exponent of popularity, 0.99 by default. With 0 all keys are equally popular, as in Silo's own
+    /// YCSB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub theta: Option<f64>,
 }

@@ -1,13 +1,13 @@
-//! Every kind, as a file spells it.
+//! Tests of every kind, as files spell it.
 
 use crate::Scenario;
 
-/// A scenario with this workload, as far as it can be read.
+/// A scenario with this workload, if it is valid.
 pub(crate) fn checked(workload: &str) -> Result<Scenario, String> {
     checked_with(workload, "")
 }
 
-/// A scenario with this workload and further tables, as far as it can be read.
+/// A scenario with this workload and further tables, if it is valid.
 pub(crate) fn checked_with(workload: &str, tables: &str) -> Result<Scenario, String> {
     let text = format!(
         "name = \"x\"\nduration_s = 9\nsystems = [\"none\"]\n\

@@ -1,4 +1,4 @@
-//! zipf: loads and stores of pages by a law of popularity.
+//! zipf: loads and stores of pages with Zipf popularity.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,13 +17,13 @@ pub struct Zipf {
     /// Threads.
     #[serde(default = "one")]
     pub threads: u32,
-    /// The law's exponent.
+    /// The exponent.
     #[serde(default = "default_theta")]
     pub theta: f64,
-    /// Share of the accesses that store, 0 to 1.
+    /// Share of the accesses that are stores, 0 to 1.
     #[serde(default)]
     pub store_share: f64,
-    /// Whether an operation takes a whole page, line by line, instead of a word.
+    /// Whether an operation accesses a whole page, line by line, instead of a word.
     #[serde(default)]
     pub whole_pages: bool,
     /// Computation between two operations, nanoseconds, as in gups.

@@ -1,4 +1,6 @@
-//! The agent beside memory that a real process has bound: this kernel tells policies, a simulated one moves.
+//! Tests the agent with memory that a real process has bound.
+//!
+//! Policies come from this kernel; a simulated kernel moves pages.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -14,15 +16,15 @@ use crate::config::Config;
 use crate::pages::simulated::{SharedPages, SimulatedPages};
 use crate::status::StatusCell;
 
-/// Set in the child.
+/// Marks the child process.
 const CHILD: &str = "DEMETER_TEST_BIND";
 
-/// How large its bound memory is, what is bound while the agent runs, and memory without a policy.
+/// Sizes: memory bound at the start, bound later, and without a policy.
 const BOUND: u64 = 80 * MIB;
 const LATER: u64 = 16 * MIB;
 const PLAIN: u64 = 60 * MIB;
 
-/// Memory that is in use, at a block's border.
+/// Maps resident memory at a block's border.
 fn mapped(bytes: u64) -> u64 {
     // SAFETY: a new mapping; its pages are written within its bounds.
     unsafe {
@@ -45,7 +47,7 @@ fn mapped(bytes: u64) -> u64 {
 fn bind(start: u64, bytes: u64) {
     const MPOL_BIND: libc::c_int = 2;
     let nodes: libc::c_ulong = 1;
-    // SAFETY: says where pages of a mapping of ours lie; the kernel reads one word of nodes.
+    // SAFETY: sets the policy of a mapping of ours; the kernel reads one word of nodes.
     let result = unsafe {
         libc::syscall(
             libc::SYS_mbind,
@@ -60,7 +62,7 @@ fn bind(start: u64, bytes: u64) {
     assert_eq!(result, 0);
 }
 
-/// In the child: maps, tells where, binds some more when it is asked to, waits for its end.
+/// The child: maps memory, prints its addresses, binds more on request, waits for its end.
 fn bind_and_wait() {
     let [bound, later, plain] = [BOUND, LATER, PLAIN].map(mapped);
     bind(bound, BOUND);
@@ -101,7 +103,7 @@ fn bound_memory_of_a_real_process_stays() {
         panic!("{places:?}");
     };
 
-    // A machine of two nodes, which has this process.
+    // A machine of two nodes that runs this process.
     let (pid, root) = (Pid(child.id()), tempfile::tempdir().unwrap());
     node(root.path(), 0, 256, 4);
     node(root.path(), 1, 2000, 70);
@@ -159,7 +161,7 @@ fn bound_memory_of_a_real_process_stays() {
         }
     };
     steps(2);
-    // A mapping of which a part is bound falls into two, which the next refresh sees.
+    // Binding a part splits the mapping in two; the next refresh sees both.
     writeln!(say, "bind some more").unwrap();
     assert!(said.any(|line| line == "bound"));
     steps(4);

@@ -1,4 +1,4 @@
-//! An agent beside memory that its owners have bound, on a simulated machine.
+//! Tests of the agent with bound memory, on a simulated machine.
 
 use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -66,7 +66,7 @@ impl Machine {
         self.agent = Some(agent);
     }
 
-    /// A process as its maps and numa_maps say.
+    /// Writes a process's maps and numa_maps.
     fn process(&self, pid: Pid, maps: &str, numa_maps: &str) {
         process_of(self.root.path(), pid, maps);
         self.write(pid, "numa_maps", numa_maps);
@@ -77,7 +77,7 @@ impl Machine {
         fs::write(dir.join(file), text).unwrap();
     }
 
-    /// A thread's policy and cpuset.
+    /// Sets a thread's policy and cpuset.
     fn thread(&self, pid: Pid, thread: u32, policy: &str, nodes: &str) {
         let dir = self.root.path().join(format!("proc/{pid}/task/{thread}"));
         fs::create_dir_all(&dir).unwrap();
@@ -97,7 +97,7 @@ impl Machine {
         }
     }
 
-    /// Samples in each epoch from now on, spread over the blocks of processes.
+    /// Makes the tracker return samples of these blocks in each epoch from now on.
     fn access(&self, hot: &[(Pid, std::ops::Range<u64>)]) {
         let blocks = hot
             .iter()
@@ -119,12 +119,12 @@ impl Machine {
         }
     }
 
-    /// Blocks of a process in fast memory.
+    /// Number of a process's blocks in fast memory.
     fn in_fast(&self, pid: Pid) -> u64 {
         self.kernel.lock().on(pid, FAST).0 / BLOCK_SIZE
     }
 
-    /// Whether the first blocks of a process all lie in fast memory.
+    /// Whether a process's first blocks all lie in fast memory.
     fn first_in_fast(&self, pid: Pid, blocks: u64) -> bool {
         let kernel = self.kernel.lock();
         let node = |b: u64| kernel.node_of(pid, BASE + b * BLOCK_SIZE);
@@ -142,8 +142,8 @@ impl Machine {
 const OWNER: Pid = Pid(70);
 const RIVAL: Pid = Pid(71);
 
-/// A process whose 40 blocks have a policy and lie in one node; a rival with 40 hot ones in slow memory; 10 free
-/// blocks of fast memory.
+/// A process with 40 blocks of one policy in one node, and a rival with 40 hot blocks in slow memory. Fast memory has
+/// 10 free blocks.
 fn beside_a_rival(policy: &str, at: demeter_policy::NodeId) -> Machine {
     let m = Machine::new(10 * BLOCK_SIZE + 8 * BLOCK_SIZE);
     let resident = 40 * BLOCK_SIZE / PAGE_SIZE;
@@ -295,7 +295,7 @@ fn memory_of_six_processes_is_one_object() {
             &format!("{BASE:x} default file=/memfd:shared\n"),
         );
     }
-    // Pages are those of the process that the engine knows.
+    // Only pages of processes that the engine knows count.
     m.map(pids[0], 0, 30, SLOW);
     for &pid in &pids[1..] {
         m.kernel.lock().map(pid, 1 << 20, PAGE_SIZE, SLOW);
@@ -359,7 +359,7 @@ fn readings_after_the_first_stay_within_their_part() {
     );
 }
 
-/// A mapping of the property test: pages, in units of an eighth of a block, and its policy from an epoch on.
+/// A mapping of the property test: its pages in eighths of a block, and the epoch when it gets its policy.
 #[derive(Debug, Clone)]
 struct Mapping {
     gap: u64,

@@ -7,7 +7,7 @@ use demeter_proto::{Outcome, RequestId, Resize};
 use super::super::simulated::Shared;
 use super::*;
 
-/// The host's end of a pipe, and a relay at the other one.
+/// A pipe with a relay at one end and the test as the host at the other.
 struct Host {
     pipe: UnixStream,
     decoder: Decoder,
@@ -124,7 +124,7 @@ fn noise_in_the_pipe_is_passed_over() {
     host.pipe.write_all(&[0, 7, 7, 7, 0, 255, 1]).unwrap();
     host.say(&Message::Ping { nonce: 9 });
     host.hear_until(|message| (message == Message::Pong { nonce: 9 }).then_some(()));
-    // What a guest says to a host is not for us.
+    // A guest's message to a host is ignored.
     host.say(&Message::Hello(hello));
     host.say(&Message::Ping { nonce: 10 });
     host.hear_until(|message| (message == Message::Pong { nonce: 10 }).then_some(()));
@@ -166,7 +166,7 @@ fn a_host_that_goes_away_leaves_the_rest_in_place() {
         pipe, mut balloon, ..
     } = host;
     drop(pipe);
-    // Ends at once, whatever the pipe says.
+    // Stops at once, whatever the pipe contains.
     drop(link);
     let held = balloon.stats(NodeId(0)).unwrap().held;
     assert_eq!(held, ByteCount(100 * PAGE_SIZE));

@@ -1,4 +1,4 @@
-//! One request while it is carried out, in bounded steps.
+//! A request in progress, carried out in bounded steps.
 
 use std::time::{Duration, Instant};
 
@@ -7,13 +7,13 @@ use demeter_proto::{GpaRange, Message, Outcome, RANGES_MAX, Ranges, RequestId, R
 
 use crate::balloon::{Balloon, BalloonError, Cursor, Stop, join};
 
-/// How long a request may wait for memory to be made free.
+/// How long a request may wait for free memory.
 const PATIENCE: Duration = Duration::from_millis(1500);
 
-/// After so much of it the kernel is asked to reclaim, where an agent was asked first.
+/// When to ask the kernel to reclaim, if an agent was asked first.
 const RECLAIM_AFTER: Duration = Duration::from_millis(1000);
 
-/// Between two looks at whether memory was made free.
+/// Time between two checks for free memory.
 const RETRY: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,12 +29,12 @@ pub struct Request {
     pub id: RequestId,
     pub node: NodeId,
     pub bytes: ByteCount,
-    /// Where a list begins.
+    /// Where a list starts.
     pub from: GuestPhysAddr,
 }
 
 impl Request {
-    /// A request about all that is held of a node.
+    /// A request about all held memory of a node.
     pub fn of(kind: Kind, resize: Resize) -> Self {
         let Resize {
             request: id,
@@ -51,29 +51,29 @@ impl Request {
     }
 }
 
-/// The request that is being carried out.
+/// The request in progress.
 #[derive(Debug)]
 pub struct Job {
     pub request: Request,
-    /// Bytes so far.
+    /// Bytes moved so far.
     pub moved: u64,
-    /// Newly held, and still to be told.
+    /// Newly held ranges that were not sent yet.
     pub ranges: Vec<GpaRange>,
-    /// Some ranges were told already.
+    /// Some ranges were sent already.
     pub told: bool,
-    /// Not to be gone on with before this.
+    /// Earliest time of the next step.
     pub next: Instant,
-    /// The node had no memory to spare.
+    /// The node had no free memory.
     pub short: bool,
     cursor: Cursor,
     started: Instant,
 }
 
-/// Where a step has led.
+/// The result of a step.
 pub enum Progress {
     /// There is more to do.
     More,
-    /// So much memory of the node is still missing, and waited for.
+    /// The node still lacks this much memory, and the request waits for it.
     Missing(ByteCount),
     /// It has ended.
     Ended(Outcome, String),
@@ -93,7 +93,7 @@ impl Job {
         }
     }
 
-    /// Goes on with it. `agent_helps` if somebody makes room when memory is missing.
+    /// Does the next step. `agent_helps` if an agent makes room when memory is missing.
     pub fn step(
         &mut self,
         balloon: &mut dyn Balloon,
@@ -121,7 +121,7 @@ impl Job {
     ) -> Result<Progress, BalloonError> {
         let node = self.request.node;
         let waited = now.saturating_duration_since(self.started);
-        // First what is free, then what an agent demotes, last what the kernel reclaims.
+        // Free memory first, then memory that an agent demotes, then memory that the kernel reclaims.
         let reclaim = self.short && (!agent_helps || waited >= RECLAIM_AFTER);
         let part = balloon.inflate(node, self.left(), reclaim)?;
         self.moved += part.ranges.iter().map(|r| r.bytes.0).sum::<u64>();
@@ -163,7 +163,7 @@ impl Job {
     ) -> Result<Progress, BalloonError> {
         let part = balloon.list(self.request.node, self.cursor)?;
         if let Some(next) = part.next.filter(|_| part.ranges.is_empty()) {
-            // The host goes on behind what was named.
+            // The host continues its list behind this range.
             self.cursor = next;
             return Ok(Progress::More);
         }
@@ -179,7 +179,7 @@ impl Job {
         Ok(Progress::Ended(Outcome::Ok, String::new()))
     }
 
-    /// A part of what is told about this request.
+    /// A part of this request's answer.
     pub fn part(&self, ranges: Vec<GpaRange>, more: bool) -> Ranges {
         Ranges {
             request: self.request.id,
@@ -189,7 +189,7 @@ impl Job {
         }
     }
 
-    /// Sends ranges on while they fill whole messages, so that no more than one waits here.
+    /// Sends ranges in full messages, so that at most one message waits here.
     fn tell_full_messages(&mut self, out: &mut Vec<Message>) {
         if self.ranges.len() <= RANGES_MAX {
             return;

@@ -42,7 +42,7 @@ impl Case {
         case
     }
 
-    /// Tells the relay something; it does what it can at once.
+    /// Passes the relay a message, and runs it as far as possible at once.
     fn tell(&mut self, message: Message) -> Vec<Message> {
         let mut out = vec![];
         self.relay.receive(message, &mut out);
@@ -110,7 +110,7 @@ fn pages(ranges: &[GpaRange]) -> BTreeSet<u64> {
     ranges.iter().flat_map(of).collect()
 }
 
-/// The pages that messages name, and how they end.
+/// The pages that messages name, and the final answer.
 fn answer(messages: &[Message]) -> (BTreeSet<u64>, &Done) {
     let (last, named) = messages.split_last().expect("an answer");
     let Message::Done(done) = last else {
@@ -122,7 +122,7 @@ fn answer(messages: &[Message]) -> (BTreeSet<u64>, &Done) {
             panic!("{message:?}");
         };
         assert_eq!((part.request, part.node), (done.request, done.node));
-        // The last part of a list may say that there is more to ask for.
+        // The last part of a list may say that more follows.
         let may_be_more = matches!(message, Message::Held(_)) && i + 1 == named.len();
         assert!(
             part.more == (i + 1 < named.len()) || may_be_more,
@@ -135,7 +135,7 @@ fn answer(messages: &[Message]) -> (BTreeSet<u64>, &Done) {
     (all, done)
 }
 
-/// All that a node holds, asked for part by part, and how many answers that took.
+/// All held memory of a node, listed part by part, and the number of answers.
 fn listed(case: &mut Case, node: NodeId) -> (BTreeSet<u64>, u32) {
     let (mut all, mut from) = (BTreeSet::new(), GuestPhysAddr(0));
     for answers in 1..1000 {
@@ -216,7 +216,7 @@ fn nothing_is_done_before_this_session_is_welcomed() {
     );
     case.tell(Message::Welcome { session: SESSION });
     assert!(case.held(FAST).is_empty());
-    // "I do not know you": greet again.
+    // The relay does not know the session, so it greets again.
     let again = case.tell(Message::Welcome { session });
     assert!(matches!(again[..], [Message::Hello(_)]), "{again:?}");
 }
@@ -294,12 +294,12 @@ fn an_agent_that_makes_no_room_is_waited_for_so_long() {
     assert_eq!(case.tell(Message::Inflate(resize(1, FAST, 300))), []);
     assert_eq!(case.pass(900), []);
     assert_eq!(case.held(FAST).len(), 100);
-    // Then the kernel reclaims.
+    // After a second the kernel reclaims.
     let told = case.pass(1000);
     assert_eq!(answer(&told).1.outcome, Outcome::Ok);
     assert_eq!(answer(&told).0.len(), 300);
 
-    // Nobody can reclaim what is not there.
+    // Memory that does not exist cannot be reclaimed.
     assert_eq!(case.tell(Message::Inflate(resize(2, FAST, 5000))), []);
     let told = case.pass(1600);
     let (named, done) = answer(&told);
@@ -388,7 +388,7 @@ fn nonsense_is_refused_with_a_reason() {
     let told = case.tell(Message::Deflate(resize(2, NodeId(9), 1)));
     assert_eq!(answer(&told).1.outcome, Outcome::Refused);
     assert!(answer(&told).1.reason.contains("node 9"));
-    // Forever is a long time, but it ends.
+    // A huge request ends after all memory was returned.
     let told = case.tell(Message::Deflate(resize(3, FAST, 1 << 40)));
     assert_eq!(answer(&told).1.outcome, Outcome::Partial);
 }
@@ -404,7 +404,7 @@ fn a_host_that_asks_too_much_at_once_is_refused() {
         case.relay.step(case.now, &mut out);
     }
     assert_eq!(answer(&out).1.outcome, Outcome::Refused);
-    // When the host goes away nothing is left to do.
+    // When the host disconnects there is no work left.
     case.relay.disconnected();
     assert_eq!(case.relay.wake_at(case.now), None);
 }
@@ -438,8 +438,8 @@ fn event() -> impl Strategy<Value = Event> {
 }
 
 proptest! {
-    /// The rule that no data depends on luck for: what was named and may not be punched yet stays
-    /// held, whatever happens, until the host itself says that it has done so.
+    /// Pages that were named and may be punched stay held until the host says that it has punched them. The safety of
+    /// guest data depends on this rule.
     #[test]
     fn what_may_be_punched_is_held(events in prop::collection::vec(event(), 1..60)) {
         let mut case = Case::welcomed(600, false);
@@ -477,14 +477,14 @@ proptest! {
                 }
             };
             if matches!(request, Message::Deflate(_) | Message::Allow { .. }) {
-                // The host says these only after it has punched.
+                // The host sends these only after it has punched.
                 unpunched = Default::default();
             } else {
                 asked.push(request.clone());
             }
             let mut told = case.tell(request);
             if let Event::Inflate(_, _, early_ms) = event {
-                // Out of memory in the middle of it.
+                // Memory runs out in the middle of the request.
                 told.extend(case.pass(early_ms));
                 case.balloon.lock().run_out_of_memory();
             }

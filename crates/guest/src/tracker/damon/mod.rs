@@ -1,7 +1,7 @@
-//! The tracker on DAMON, the kernel's monitor of data accesses: works in any guest whose kernel has it, without a PMU.
+//! The tracker on DAMON, the kernel's access monitor. Needs no PMU.
 //!
-//! [`Observer`] decides what to look at and when. A thread carries that out with a kdamond of our own (`passes`), while
-//! the agent works and sleeps. It keeps the findings until the agent asks for them. Between passes no kdamond works.
+//! [`Observer`] decides which blocks to scan and when. A thread carries that out with our own kdamonds (`passes`),
+//! while the agent works and sleeps, and keeps the results until the agent reads them. Between passes no kdamond runs.
 
 mod passes;
 
@@ -23,13 +23,13 @@ use passes::{Listen, Passes};
 
 const NAME: &str = "damon";
 
-/// Mappings are read anew after this time.
+/// Time between two readings of mappings.
 const REFRESH: Duration = Duration::from_secs(2);
 
-/// Bytes of a region's record in the ring, with what it is wrapped in.
+/// Size of a region's record in the ring, with its header.
 const RECORD_BYTES: usize = 96;
 
-/// Room for a record of each region: a power of two of pages. The kernel clears all of it in each pass.
+/// Ring size for one record per region: a power of two of pages. The kernel clears the whole ring in each pass.
 fn ring_bytes(regions: u32) -> usize {
     (regions as usize * RECORD_BYTES)
         .next_power_of_two()
@@ -55,40 +55,40 @@ impl From<DamonError> for TrackerError {
     }
 }
 
-/// Has accessed bits looked at, and passes on what that finds.
+/// A tracker that scans accessed bits with DAMON.
 pub struct DamonTracker {
     shared: Arc<Shared>,
     looker: Option<JoinHandle<()>>,
-    /// The observations of the last drain.
+    /// Observations of the last drain.
     drained: Vec<Observation>,
 }
 
-/// State that the agent and the looking thread share.
+/// State shared by the agent and the scanning thread.
 struct Shared {
     root: PathBuf,
-    /// What the observer's times count from.
+    /// Zero of the observer's times.
     born: Instant,
     state: Mutex<State>,
-    /// The looking thread may have something to do.
+    /// Signals new work to the scanning thread.
     changed: Condvar,
 }
 
 struct State {
     observer: Observer,
     targets: Vec<Pid>,
-    /// When mappings were last read; never for these targets.
+    /// When mappings were last read; `None` for new targets.
     read_at: Option<Instant>,
     is_paused: bool,
     is_over: bool,
     found: Vec<Observation>,
     lost: u64,
     rejected: u64,
-    /// Why the last pass failed; the next one waits until the agent knows.
+    /// The last pass's error. The next pass waits until the agent has read it.
     error: Option<TrackerError>,
 }
 
 impl DamonTracker {
-    /// Takes DAMON, if nobody else has it; observes nothing before targets are set.
+    /// Takes DAMON, if it is free. Observes nothing before targets are set.
     pub fn new(settings: &Settings) -> Result<Self, TrackerError> {
         let statistic = match settings.take_damon {
             true => Statistic::TurnOff,
@@ -150,13 +150,13 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes something that the looking thread has to know.
+    /// Changes the state, and wakes the scanning thread.
     fn change(&self, change: impl FnOnce(&mut State)) {
         change(&mut self.lock());
         self.changed.notify_all();
     }
 
-    /// Waits for the next pass; nothing once all is over.
+    /// Waits for the next pass; `None` at the end.
     fn next(&self) -> Option<Look> {
         let mut state = self.lock();
         loop {
@@ -181,7 +181,7 @@ impl Shared {
         }
     }
 
-    /// Reads what the targets map, without the lock: that takes a while where there are many mappings.
+    /// Reads the targets' mappings. It releases the lock meanwhile, since many mappings take a while.
     fn read_mappings<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         state.read_at = Some(Instant::now());
         let targets = state.targets.clone();
@@ -199,21 +199,21 @@ impl Shared {
         state
     }
 
-    /// The mappings that a process can read; none where it has ended.
+    /// Readable mappings of a process; empty if it has ended.
     fn readable(&self, pid: Pid) -> Vec<VirtRange> {
         let vmas = read_maps(&self.root, pid).unwrap_or_default();
         let readable = vmas.iter().filter(|vma| vma.readable);
         readable.map(|vma| vma.range).collect()
     }
 
-    /// Whether a pass is still worth its cost.
+    /// Whether a pass is still wanted.
     fn is_wanted(&self) -> bool {
         let state = self.lock();
         !state.is_over && !state.is_paused && !state.targets.is_empty()
     }
 }
 
-/// The looking thread's life.
+/// The scanning thread's main loop.
 fn look_on(shared: &Shared, mut passes: Passes) {
     while let Some(look) = shared.next() {
         let taken = passes.carry_out(&look, &|| shared.is_wanted());
@@ -311,7 +311,7 @@ impl Drop for DamonTracker {
     fn drop(&mut self) {
         self.shared.change(|state| state.is_over = true);
         if let Some(looker) = self.looker.take() {
-            // It has said why it ended, if it did.
+            // The thread has reported its error, if any.
             let _ = looker.join();
         }
     }

@@ -1,5 +1,7 @@
-//! Carries passes out: kdamonds of our own look at given blocks. There is one for each size of a pass.
-//! The kernel makes files for its regions, and to make them costs several times as much as to use them again.
+//! Carries passes out: our own kdamonds scan given blocks.
+//!
+//! There is one kdamond for each size of a pass. The kernel makes files for its regions, and creating them costs
+//! several times as much as using them again.
 
 use std::num::NonZero;
 use std::path::PathBuf;
@@ -15,61 +17,63 @@ use demeter_policy::{BLOCK_SIZE, Block, GuestVirtAddr, Pid, VirtRange};
 use super::super::TrackerError;
 use super::NAME;
 
-/// A pass is given up after this multiple of its length and this time: kdamond may have to wait for a CPU.
+/// A pass is aborted after this multiple of its length plus `PATIENCE_MIN`: kdamond may have to wait for a CPU.
 const PATIENCE: u32 = 4;
 const PATIENCE_MIN: Duration = Duration::from_secs(2);
 
-/// The last reports come so soon after most of them.
+/// Time to wait for the last reports after most have arrived.
 const REPORT_WAIT: Duration = Duration::from_millis(1);
 
-/// How often a start is tried again without the processes that ended meanwhile.
+/// How often a start is retried without the processes that ended meanwhile.
 const START_ATTEMPTS: u32 = 5;
 
-/// Listens to a kdamond's thread. A wait ends after the given number of regions.
+/// Listens to a kdamond's thread until the given number of regions has arrived.
 pub(super) type Listen = Box<dyn Fn(Pid, u32) -> Result<Aggregations, DamonError> + Send>;
 
-/// The most blocks of a pass of the first kdamond.
+/// The most blocks in a pass of the smallest kdamond.
 const LEAST: usize = 16;
 
-/// Kdamonds for passes of up to 16, 32, 64 blocks and so on, and of the most.
+/// Number of kdamonds: for passes of up to 16, 32, 64 blocks and so on up to the maximum.
 pub(super) const KDAMONDS: usize = (SET_MAX / LEAST).ilog2() as usize + 1;
 
-/// The smallest kdamond for a pass of this many blocks. The kernel looks at fillers, too: there are fewer than blocks.
+/// The smallest kdamond for a pass of this many blocks.
+///
+/// The kernel scans filler regions, too, so there must be fewer fillers than blocks.
 fn kdamond_for(blocks: usize) -> usize {
     let takes = |kdamond: &usize| blocks <= LEAST << kdamond;
     (0..KDAMONDS).find(takes).unwrap_or(KDAMONDS - 1)
 }
 
-/// Kdamonds, and what they were set to.
+/// The kdamonds and their settings.
 pub(super) struct Passes {
     root: PathBuf,
     kdamonds: Vec<Prepared>,
     listen: Listen,
-    /// Nothing where there is no way: pages that stay in the TLB look untouched then.
+    /// `None` if TLBs cannot be flushed. Pages whose entries stay in the TLB look unaccessed then.
     flusher: Option<TlbFlusher>,
 }
 
-/// A kdamond, and the blocks whose regions it has.
+/// A kdamond, and the blocks of its regions.
 struct Prepared {
     kdamond: Kdamond,
     blocks: Vec<(Pid, Block)>,
-    /// How many regions it reports.
+    /// Number of regions that it reports.
     reports: usize,
 }
 
-/// The outcome of a pass.
+/// The result of a pass.
 #[derive(Debug, Default)]
 pub(super) struct Taken {
-    /// From its start to the first report.
+    /// Time from its start to the first report.
     pub(super) elapsed: Duration,
     pub(super) cost: Cost,
     pub(super) found: Vec<Found>,
-    /// Reports that found no room, and those of other regions than were asked for.
+    /// Reports that were lost for lack of space, or belong to other regions.
     pub(super) lost: u64,
     pub(super) rejected: u64,
 }
 
-/// A kdamond at work: which, and its thread.
+/// A running kdamond: its index and its thread.
 struct Running {
     kdamond: usize,
     thread: Pid,
@@ -78,10 +82,10 @@ struct Running {
 }
 
 impl Passes {
-    /// Takes a kdamond that watches given regions.
+    /// Takes a kdamond that monitors given regions.
     ///
     /// # Errors
-    /// When the kernel refuses regions of our own.
+    /// The kernel does not accept our regions.
     pub(super) fn new(
         root: PathBuf,
         kdamonds: Vec<Kdamond>,
@@ -103,7 +107,7 @@ impl Passes {
         Ok(passes)
     }
 
-    /// Lets the kernel look at a block of this process.
+    /// Tests that the kernel scans a block of this process.
     fn prove(&mut self) -> Result<(), TrackerError> {
         let here = 0u8;
         let block = Block::of(GuestVirtAddr(&raw const here as u64));
@@ -124,7 +128,7 @@ impl Passes {
         }
     }
 
-    /// Looks, unless it is no longer wanted. Processes that have ended are passed over.
+    /// Carries a pass out, if it is still wanted. Ended processes are skipped.
     pub(super) fn carry_out(
         &mut self,
         look: &Look,
@@ -151,7 +155,7 @@ impl Passes {
         Ok(taken)
     }
 
-    /// Switches the kdamond on. Returns it with the number of regions that were set; nothing where no process is left.
+    /// Starts the kdamond. Returns it with its number of regions; `None` if no process is left.
     fn start(&mut self, look: &Look) -> Result<Option<(Running, u64)>, TrackerError> {
         let mut tried = 0;
         loop {
@@ -205,7 +209,7 @@ impl Passes {
         Ok(Some((running, set)))
     }
 
-    /// Takes the first report of each region.
+    /// Reads the first report of each region.
     fn listen(
         &self,
         look: &Look,
@@ -241,14 +245,14 @@ impl Passes {
         }
         let first_ns = first_ns.unwrap_or(running.started_ns);
         taken.elapsed = Duration::from_nanos(first_ns.saturating_sub(running.started_ns));
-        // A second aggregation may have begun to report before kdamond was stopped.
+        // A second aggregation may have begun before kdamond stopped.
         regions.truncate(*reports);
         regions.retain(|region| !is_filler(&region.range));
         self.judge(&regions, taken);
         Ok(())
     }
 
-    /// Takes regions for blocks, and asks for the page sizes of those that were found accessed.
+    /// Maps regions to blocks, and finds the page sizes of the accessed ones.
     fn judge(&self, regions: &[Region], taken: &mut Taken) {
         for regions in regions.chunk_by(|a, b| a.pid == b.pid) {
             let pages = PageSizes::of(&self.root, regions[0].pid);
@@ -279,7 +283,7 @@ impl Passes {
     }
 }
 
-/// All of a block.
+/// The region of a whole block.
 fn region(pid: Pid, block: Block) -> Option<(Pid, VirtRange)> {
     let end = Block(block.0.checked_add(1)?).start();
     Some((pid, VirtRange::new(block.start(), end)?))

@@ -15,14 +15,14 @@ const RING: &str = "ring";
 const RING_BYTES: usize = 1 << 19;
 const MAPPED_BYTES: usize = ring::CONTROL_BYTES + RING_BYTES;
 
-/// Regions that the fake kernel has files for.
+/// Number of regions that the fake kernel has files for.
 const REGIONS_MAX: usize = 40;
 
-/// A pass comes within this time, if one comes at all.
+/// Time within which a pass comes, if any.
 const PATIENCE: Duration = Duration::from_millis(700);
 
-/// The kernel's side in a fake root: DAMON's files and the ring of the tracepoint. As soon as somebody listens, a kdamond
-/// reports its regions.
+/// A fake kernel: DAMON's files and the tracepoint's ring in a root directory. A kdamond reports its regions as soon as
+/// a listener exists.
 #[derive(Clone)]
 pub(crate) struct FakeDamon {
     root: PathBuf,
@@ -30,16 +30,16 @@ pub(crate) struct FakeDamon {
     passed: Arc<Condvar>,
 }
 
-/// How kdamonds behave.
+/// The behaviour of kdamonds.
 struct Kernel {
     ring: Mapping,
-    /// Passes so far.
+    /// Number of passes so far.
     passes: u64,
-    /// Looks of the next pass that find each region accessed.
+    /// Number of looks in the next pass that find each region accessed.
     accesses: u32,
-    /// Reports of another region as well.
+    /// Also report another region.
     reports_strangers: bool,
-    /// Finds no process any more.
+    /// Find no process any more.
     is_deaf: bool,
 }
 
@@ -99,7 +99,7 @@ impl FakeDamon {
         change(&mut self.kernel.lock().unwrap());
     }
 
-    /// Waits for more passes; false where they do not come.
+    /// Waits for more passes. Returns false if they do not come.
     fn wait(&self, passes: u64) -> bool {
         let kernel = self.kernel.lock().unwrap();
         let last = kernel.passes + passes;
@@ -109,7 +109,7 @@ impl FakeDamon {
         !waited.unwrap().1.timed_out()
     }
 
-    /// Lets the next pass find accesses, and waits until the one after it has begun, if any comes.
+    /// Makes the next pass find accesses, and waits until the one after it has begun, if any.
     pub fn access(&self) {
         let mut kernel = self.kernel.lock().unwrap();
         kernel.accesses = 2;
@@ -120,12 +120,12 @@ impl FakeDamon {
         waited.unwrap().0.accesses = 0;
     }
 
-    /// A kdamond's pass.
+    /// Runs one pass of a kdamond.
     fn pass(&self) {
         let mut kernel = self.kernel.lock().unwrap();
         kernel.passes += 1;
         let accesses = std::mem::take(&mut kernel.accesses);
-        // Each listener has a ring of its own: the last one's reports are gone.
+        // Each listener has a ring of its own, so earlier reports are gone.
         let head = kernel.ring.u64_at(ring::DATA_HEAD).load(Ordering::Relaxed);
         let tail = kernel.ring.u64_at(ring::DATA_TAIL);
         tail.store(head, Ordering::Relaxed);
@@ -162,7 +162,7 @@ impl FakeDamon {
     }
 }
 
-/// Reports a region of a target, as the kernel does at the end of an aggregation.
+/// Writes a region's report as the kernel does at the end of an aggregation.
 fn report(mapped: &Mapping, target: u64, start: u64, end: u64, accesses: u32) {
     let raw = record(target, start, end, accesses);
     let mut bytes = demeter_linux::cpu::monotonic_ns().to_ne_bytes().to_vec();
@@ -196,7 +196,7 @@ fn open_ring(root: &Path) -> File {
 pub(in crate::tracker) fn tracker(damon: &FakeDamon) -> Result<DamonTracker, TrackerError> {
     let settings = Settings {
         root: damon.root.clone(),
-        // Rests are short.
+        // A high CPU limit makes rests short.
         cpu_percent: 1e6,
         ..Settings::default()
     };
@@ -211,7 +211,7 @@ pub(in crate::tracker) fn tracker(damon: &FakeDamon) -> Result<DamonTracker, Tra
     DamonTracker::with(&settings, kdamonds, Box::new(listen), None)
 }
 
-/// A tracker of a process with four blocks, of which it knows all.
+/// A tracker of a process with four blocks, all of which it has observed.
 fn watching() -> (tempfile::TempDir, FakeDamon, DamonTracker) {
     let root = tempfile::tempdir().unwrap();
     let damon = FakeDamon::new(root.path());
@@ -346,8 +346,8 @@ fn what_a_dead_demeter_left_is_taken_over() {
     let error = tracker(&damon).err().unwrap().to_string();
     assert!(error.contains("another Demeter"), "{error}");
 
-    // A killed process runs no destructors but loses its locks. Forgetting ours would keep the
-    // lock, so the file is put aside and one with the same text takes its place.
+    // The kernel releases a killed process's locks. Forgetting our tracker would keep the lock, so the file is replaced
+    // by a copy.
     std::mem::forget(first);
     fs::remove_file(root.path().join(ADMIN).join("nr_kdamonds")).unwrap();
     damon.write("nr_kdamonds", "1\n");

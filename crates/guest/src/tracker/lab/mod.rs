@@ -1,8 +1,7 @@
-//! The tracker of the lab: samples from the emulator that runs this VM.
+//! The lab's tracker: samples from the emulator that runs this VM.
 //!
-//! The emulator's plugin sees every load and writes each `period`-th slow one into a ring per
-//! vCPU, in memory that is BAR 2 of an ivshmem device. It cannot see processes: a sample is
-//! attributed by the targets' mappings.
+//! The emulator's plugin sees every load and writes each `period`-th slow one into a ring per vCPU, in memory that is
+//! BAR 2 of an ivshmem device. It cannot see processes, so samples are attributed by the targets' mappings.
 
 mod ring;
 
@@ -23,13 +22,13 @@ const NAME: &str = "lab";
 const PCI_VENDOR: &str = "0x1af4";
 const PCI_DEVICE: &str = "0x1110";
 
-/// Mappings are read again after so many drains...
+/// Drains after which mappings are read again.
 const REFRESH_DRAINS: u32 = 8;
-/// ... or after so many, if one in `STRANGERS_SHARE` records belongs to nobody.
+/// Drains after which they are read again if one in `STRANGERS_SHARE` records has no owner.
 const REFRESH_DRAINS_STRANGERS: u32 = 2;
 const STRANGERS_SHARE: usize = 4;
 
-/// Reads the sample rings of the lab's emulator.
+/// A reader of the lab emulator's sample rings.
 pub struct LabTracker {
     memory: Mapping,
     _device: LockedFile,
@@ -38,9 +37,9 @@ pub struct LabTracker {
     paused: bool,
     owners: Owners,
     drains_since_refresh: u32,
-    /// The writer's drop counters as of the last drain.
+    /// The writer's drop counters at the last drain.
     dropped_seen: Vec<u64>,
-    /// Samples given to the first of several processes that map their address.
+    /// Samples of addresses that several processes map, given to the first one.
     ambiguous: u64,
 }
 
@@ -98,12 +97,11 @@ impl LabTracker {
         self.memory.u32_at(ring::control::PERIOD)
     }
 
-    /// Moves a ring's tail to its head and returns the bytes of the records between, with what
-    /// the writer says it dropped since the last time.
+    /// Copies new records from a ring. Returns the number that the writer dropped since the last call.
     fn take(&mut self, vcpu: u32, bytes: &mut Vec<u8>) -> Result<u64, TrackerError> {
         let start = self.layout.ring(vcpu);
         let tail_word = self.memory.u64_at(start + ring::header::TAIL);
-        // Acquire: records up to this head are written before it. The tail has one writer, us.
+        // Acquire: records up to this head were written before it. We are the tail's only writer.
         let head = self
             .memory
             .u64_at(start + ring::header::HEAD)
@@ -116,7 +114,7 @@ impl LabTracker {
             self.memory
                 .copy(offset(piece.start)..offset(piece.end), bytes);
         }
-        // Release: the writer reuses the records only after they are copied.
+        // Release: the writer reuses records only after they were copied.
         tail_word.store(head, Ordering::Release);
 
         let dropped = self
@@ -136,17 +134,17 @@ impl LabTracker {
         Ok(dropped.saturating_sub(seen))
     }
 
-    /// Forgets what lies in the rings.
+    /// Discards all records in the rings.
     fn discard(&mut self) {
         let mut bytes = Vec::new();
         for vcpu in 0..self.layout.vcpus {
-            // A corrupt ring is in step again after this, which is all that is wanted.
+            // A corrupt ring is resynchronized by this, which suffices here.
             let _ = self.take(vcpu, &mut bytes);
             bytes.clear();
         }
     }
 
-    /// Appends what belongs to targets; returns the records that belong to nobody.
+    /// Appends the targets' samples; returns the number of records without an owner.
     fn attribute(
         &mut self,
         records: Vec<Record>,
@@ -203,11 +201,11 @@ impl Tracker for LabTracker {
         for vcpu in 0..self.layout.vcpus {
             bytes.clear();
             match self.take(vcpu, &mut bytes) {
-                // The other side's word: it may be anything.
+                // The writer is not trusted: the count may be anything.
                 Ok(dropped) => drained.lost = drained.lost.saturating_add(dropped),
                 Err(error) => fault = Some(error),
             }
-            // No vCPU may fill the whole quota and silence those after it.
+            // Each vCPU has a quota, so that no vCPU displaces the later ones.
             let quota = (max - found.len()) / (self.layout.vcpus - vcpu) as usize;
             let before = found.len();
             for record in records(&bytes) {
@@ -262,7 +260,7 @@ impl Drop for LabTracker {
     }
 }
 
-/// The file of the device's shared memory.
+/// Finds the file of the device's shared memory.
 fn find_device(root: &Path) -> Result<PathBuf, TrackerError> {
     let is = |path: PathBuf, id: &str| {
         fs::read_to_string(path).is_ok_and(|text| text.trim().eq_ignore_ascii_case(id))

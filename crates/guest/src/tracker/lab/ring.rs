@@ -1,7 +1,6 @@
-//! The lab's shared memory as bytes: layout and records, with nothing taken on trust.
+//! The layout of the lab's shared memory; every field is checked.
 //!
-//! Source of the figures: `crates/lab/plugin/shared_page.h`; a test holds the two against each
-//! other.
+//! The constants are those of `crates/lab/plugin/shared_page.h`; a test compares them.
 
 use demeter_policy::{GuestPhysAddr, GuestVirtAddr};
 
@@ -11,14 +10,14 @@ pub(super) const CONTROL_BYTES: usize = 4096;
 pub(super) const RING_HEADER_BYTES: usize = 64;
 pub(super) const RECORD_BYTES: usize = 32;
 pub(super) const MAX_VCPUS: u32 = 16;
-/// Most records that we accept in a ring: 16 MiB of them.
+/// Maximum number of records in a ring: 16 MiB of them.
 pub(super) const MAX_RING_RECORDS: u32 = 1 << 19;
 
 /// Offsets in the control page.
 pub(super) mod control {
     pub const PERIOD: usize = 20;
     pub const THRESHOLD_NS: usize = 24;
-    /// Bytes that [`super::Layout::parse`] looks at.
+    /// Number of bytes that [`super::Layout::parse`] reads.
     pub const BYTES: usize = 32;
 }
 
@@ -29,18 +28,19 @@ pub(super) mod header {
     pub const DROPPED: usize = 16;
 }
 
-/// Where the rings lie.
+/// The positions of the rings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
-    /// How many rings there are, 1 to 16.
+    /// Number of rings, 1 to 16.
     pub vcpus: u32,
     /// Records in each, a power of two.
     pub ring_records: u32,
 }
 
 impl Layout {
-    /// Checks the control page (its first 32 bytes at least) of a memory of `len` bytes. The
-    /// error says which field is wrong.
+    /// Checks the control page of a memory of `len` bytes; needs its first 32 bytes.
+    ///
+    /// The error names the wrong field.
     pub fn parse(control: &[u8], len: u64) -> Result<Self, String> {
         let field = |index: usize| {
             let bytes = control.get(index * 4..index * 4 + 4);
@@ -75,7 +75,7 @@ impl Layout {
         Ok(layout)
     }
 
-    /// Bytes of the control page and all rings.
+    /// Size of the control page and all rings.
     pub fn bytes(&self) -> usize {
         self.ring(self.vcpus)
     }
@@ -87,17 +87,17 @@ impl Layout {
     }
 }
 
-/// One sampled load.
+/// A sampled load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Record {
-    /// The address that was loaded from.
+    /// Virtual address of the load.
     pub gva: GuestVirtAddr,
-    /// Where its page lies.
+    /// Guest-physical address of the load.
     pub gpa: GuestPhysAddr,
 }
 
-/// The records in whole 32-byte pieces of `bytes`; `None` stands for one that no user program
-/// caused: a null or kernel address.
+/// Splits `bytes` into 32-byte records. `None` is a record that no user program caused: its address is null or the
+/// kernel's.
 pub fn records(bytes: &[u8]) -> impl Iterator<Item = Option<Record>> {
     bytes.chunks_exact(RECORD_BYTES).map(|bytes| {
         let word = |index: usize| {
@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(defined("DEMETER_RECORD_BYTES"), RECORD_BYTES as u32);
         assert_eq!(defined("DEMETER_MAX_VCPUS"), MAX_VCPUS);
         assert!(defined("DEMETER_RING_RECORDS") <= MAX_RING_RECORDS);
-        // The order of the fields: all 32-bit in the control page, all 64-bit in a ring's.
+        // Offsets of the fields: 32-bit fields in the control page, 64-bit fields in a ring's header.
         let place = |text: &str, field: &str| {
             text.lines()
                 .filter(|line| line.trim_start().starts_with("uint"))

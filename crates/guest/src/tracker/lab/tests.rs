@@ -52,7 +52,7 @@ impl FakeDevice {
             .store(value, Ordering::Release);
     }
 
-    /// Writes a record as the plugin does: dropped if the ring is full.
+    /// Writes a record like the plugin: dropped if the ring is full.
     pub fn push(&self, vcpu: u32, gva: u64, gpa: u64) {
         let start = self.layout.ring(vcpu);
         let word = |field: usize| self.memory.u64_at(start + field);
@@ -85,7 +85,7 @@ struct Lab {
     root: tempfile::TempDir,
 }
 
-/// Process 7 owns 0x10000-0x20000.
+/// A tracker of process 7, which maps 0x10000-0x20000.
 fn lab(vcpus: u32) -> Lab {
     let root = tempfile::tempdir().unwrap();
     let device = FakeDevice::new(root.path(), vcpus);
@@ -217,7 +217,7 @@ fn a_lying_head_is_corrupt_once_and_then_in_step() {
         let mut out = Vec::new();
         let error = lab.tracker.drain(&mut out, 10).unwrap_err();
         assert!(matches!(error, TrackerError::Corrupt { .. }), "{error}");
-        // The sound ring beside it is not lost.
+        // The intact ring's records are not lost.
         assert_eq!(out.len(), 1);
         lab.device.set(0, ring::header::HEAD, head.wrapping_add(1));
         assert_eq!(lab.drain(10).1.rejected, 1);

@@ -1,4 +1,4 @@
-//! Which event to sample, and how the kernel wants it described.
+//! Selects the event to sample, and builds its perf attributes.
 
 use std::fs;
 use std::io;
@@ -15,32 +15,31 @@ const PMU_DIR: &str = "sys/bus/event_source/devices";
 const TYPE_SOFTWARE: u32 = 1;
 const SW_PAGE_FAULTS: u64 = 2;
 
-/// IBS counts every micro-operation, not only slow loads: this many times the load period keeps
-/// the rate, and the kernel wants a multiple of 16.
+/// Factor from the load period to the IBS period. IBS counts every micro-operation, not only slow loads. The kernel
+/// requires a multiple of 16.
 const IBS_PERIOD_FACTOR: u64 = 64;
 /// The largest period of the first IBS implementations (16 bits, in steps of 16).
 const IBS_PERIOD_MAX: u64 = 0xffff << 4;
 /// IBS counts dispatched micro-operations instead of cycles (`format/cnt_ctl`).
 const IBS_COUNT_OPS: u64 = 1 << 19;
 
-/// What is sampled.
+/// The kind of a sampled event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EventKind {
     /// Intel's load latency (PEBS).
     IntelLoadLatency,
     /// AMD's instruction-based sampling of micro-operations.
     AmdIbs,
-    /// The kernel's own page faults: an address for each on every machine. Good for proving
-    /// the path, not for finding hot memory.
+    /// Page faults, which have addresses on every machine. For tests only: they do not show hot memory.
     PageFaults,
 }
 
-/// An event, ready to be opened.
+/// An event that can be opened.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Event {
     pub kind: EventKind,
     pub attr: Attr,
-    /// Must be opened first, as the leader of the event's group.
+    /// The leader of the event's group, which must be opened first.
     pub leader: Option<Attr>,
 }
 
@@ -87,7 +86,7 @@ impl EventKind {
                     kind: pmu_type(&pmu.join("ibs_op"))?,
                     config: IBS_COUNT_OPS,
                     sample_period: period.min(IBS_PERIOD_MAX),
-                    // Most generations cannot leave the kernel out; its addresses are rejected.
+                    // Most generations cannot exclude the kernel; its addresses are rejected later.
                     flags: flag::DISABLED,
                     ..base
                 };
@@ -103,7 +102,7 @@ impl EventKind {
                     .exists()
                     .then(|| named_event(&pmu, "mem-loads-aux", &base))
                     .transpose()?
-                    // A leader that only counts.
+                    // The leader only counts.
                     .map(|leader| Attr {
                         sample_period: 0,
                         sample_type: 0,
@@ -121,7 +120,7 @@ impl EventKind {
 }
 
 impl Event {
-    /// What to tell the person when the kernel refuses the event.
+    /// The error to report if the kernel refuses the event.
     pub(super) fn refused(&self, root: &Path, error: io::Error) -> TrackerError {
         let hint = match error.raw_os_error() {
             Some(libc::EACCES | libc::EPERM) => {
@@ -166,7 +165,7 @@ fn pmu_type(pmu: &Path) -> Result<u32, TrackerError> {
         .map_err(|_| unavailable(format!("PMU type {:?}", text.trim())))
 }
 
-/// An event that the kernel names, such as `event=0xcd,umask=0x1,ldlat=3`.
+/// Parses an event of sysfs, such as `event=0xcd,umask=0x1,ldlat=3`.
 fn named_event(pmu: &Path, name: &str, base: &Attr) -> Result<Attr, TrackerError> {
     let mut attr = Attr {
         kind: pmu_type(pmu)?,
@@ -186,7 +185,7 @@ fn named_event(pmu: &Path, name: &str, base: &Attr) -> Result<Attr, TrackerError
     Ok(attr)
 }
 
-/// Sets a field where `format/FIELD` says it lies, such as `config1:0-15`.
+/// Sets a field at the position in `format/FIELD`, such as `config1:0-15`.
 fn set_field(pmu: &Path, field: &str, value: u64, attr: &mut Attr) -> Result<(), TrackerError> {
     let format = read(&pmu.join("format").join(field))?;
     let place = parse_format(format.trim())
@@ -225,10 +224,10 @@ fn parse_format(text: &str) -> Option<Place> {
     (place.first <= place.last && place.last < 64).then_some(place)
 }
 
-/// The latency threshold in core cycles, as the hardware counts it, from the frequency of the
-/// first CPU; 1 cycle per nanosecond where the kernel does not tell.
+/// The latency threshold in core cycles, from the first CPU's frequency. Assumes 1 cycle per nanosecond if that is
+/// unknown.
 fn threshold_cycles(settings: &Settings) -> u64 {
-    /// The field's width, and the least that the hardware accepts.
+    /// The range that the hardware field accepts.
     const CYCLES: std::ops::RangeInclusive<u64> = 3..=0xffff;
     let cpuinfo = fs::read_to_string(settings.root.join("proc/cpuinfo")).unwrap_or_default();
     let mhz = cpuinfo
@@ -295,7 +294,7 @@ mod tests {
         assert_eq!(event.attr.config1, 160);
         assert_eq!(event.attr.sample_period, 4093);
         assert_eq!(event.leader, None);
-        // What keeps large PEBS: only TID and ADDR, no wake-up, precise, fixed period.
+        // Conditions of large PEBS: only TID and ADDR, no wake-up, precise, fixed period.
         assert_eq!(event.attr.sample_type, 0b1010);
         assert_eq!(event.attr.wakeup_events, 0);
         assert_eq!(event.attr.flags, 1 | 1 << 5 | 1 << 6 | 2 << 15);

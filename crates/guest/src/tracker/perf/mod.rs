@@ -1,13 +1,12 @@
-//! The tracker on the CPU's own load sampling, through perf_event_open(2).
+//! The tracker on the CPU's load sampling (PEBS, IBS), through perf_event_open(2).
 //!
-//! One event per CPU, for all processes, whose records are filtered by process: so threads that
-//! run already, new threads and forked children are all covered, and the number of descriptors
-//! does not grow with the targets. It needs CAP_PERFMON (or perf_event_paranoid <= 0).
+//! One event per CPU samples all processes, and records are filtered by process. Hence running threads, new threads and
+//! forked children are covered, and the number of descriptors does not grow with the targets. It needs CAP_PERFMON (or
+//! perf_event_paranoid <= 0).
 //!
-//! The kernel writes hardware records in bulk when it switches tasks, without an interrupt for
-//! each, as long as the event has a fixed period, no wake-up and only simple fields
-//! (large PEBS: arch/x86/events/intel/core.c, `intel_pmu_large_pebs_flags`). The attributes in
-//! event.rs keep to that.
+//! The kernel writes hardware records in bulk at task switches, without an interrupt for each. That needs an event with
+//! a fixed period, no wake-up and only simple fields (large PEBS: arch/x86/events/intel/core.c,
+//! `intel_pmu_large_pebs_flags`). The attributes in event.rs comply.
 
 mod event;
 mod selftest;
@@ -29,14 +28,14 @@ use event::Event;
 
 const NAME: &str = "perf";
 
-/// Bytes of records that a CPU's ring holds; with its control page it stays within the kernel's
-/// default `perf_event_mlock_kb` of 516.
+/// Size of the records in a CPU's ring. With its control page it fits the kernel's default `perf_event_mlock_kb` of
+/// 516.
 const RING_BYTES: usize = 512 << 10;
 
-/// Reads the kernel's perf rings, one per CPU.
+/// A reader of the kernel's perf rings, one per CPU.
 pub struct PerfTracker {
     event: Event,
-    /// Loads for each sample; where micro-operations are counted, about.
+    /// Loads per sample; approximate if micro-operations are counted.
     period: u32,
     root: std::path::PathBuf,
     rings: BTreeMap<u32, CpuRing>,
@@ -47,12 +46,12 @@ pub struct PerfTracker {
 struct CpuRing {
     ring: Ring,
     event: OwnedFd,
-    /// Kept open: the event is scheduled only together with its leader.
+    /// Kept open: the kernel schedules the event only together with its leader.
     _leader: Option<OwnedFd>,
 }
 
 impl PerfTracker {
-    /// Opens the hardware's load sampling and proves that it yields addresses.
+    /// Opens the hardware's load sampling, and tests that it yields addresses.
     pub fn new(settings: &Settings) -> Result<Self, TrackerError> {
         let mut tracker = Self::with_event(EventKind::detect(&settings.root)?, settings)?;
         selftest::check(&mut tracker)?;
@@ -60,7 +59,7 @@ impl PerfTracker {
         Ok(tracker)
     }
 
-    /// Opens a given kind of event on every CPU, whatever it may yield.
+    /// Opens a kind of event on every CPU, without a test.
     pub fn with_event(kind: EventKind, settings: &Settings) -> Result<Self, TrackerError> {
         let mut tracker = Self {
             event: kind.event(settings)?,
@@ -74,7 +73,7 @@ impl PerfTracker {
         Ok(tracker)
     }
 
-    /// Opens rings for CPUs that came online and closes those of CPUs that went.
+    /// Opens rings of CPUs that came online, and closes those of CPUs that went offline.
     fn follow_cpus(&mut self) -> Result<(), TrackerError> {
         let online = online_cpus(&self.root)?;
         self.rings.retain(|cpu, _| online.contains(cpu));
@@ -89,7 +88,7 @@ impl PerfTracker {
                     }
                     self.rings.insert(cpu, ring);
                 }
-                // It went offline since we read the list.
+                // The CPU went offline after we read the list.
                 Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {}
                 Err(error) => return Err(self.event.refused(&self.root, error)),
             }
@@ -159,7 +158,7 @@ impl Tracker for PerfTracker {
                 fault = Some(format!("CPU {cpu}: {what}"));
                 continue;
             }
-            // No CPU may fill the whole quota and silence those after it.
+            // Each CPU has a quota, so that no CPU displaces the later ones.
             let cpus_left = self.rings.len() - index;
             let mut quota = (max - drained.taken as usize) / cpus_left;
             for record in records(&bytes) {

@@ -1,4 +1,4 @@
-//! Does the hardware event yield addresses? Some virtual PMUs accept it and deliver none.
+//! Tests whether the hardware event yields addresses. Some virtual PMUs accept it and deliver none.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -8,18 +8,18 @@ use demeter_policy::{GuestVirtAddr, Pid, VirtRange};
 use super::super::{Tracker, TrackerError};
 use super::{NAME, PerfTracker};
 
-/// Larger than most last-level caches, and cheap to touch.
+/// Size of the buffer: larger than most last-level caches, and quick to touch.
 const BUFFER_BYTES: usize = 64 << 20;
 const TIME: Duration = Duration::from_millis(300);
 const LOADS_PER_ROUND: usize = 20_000;
 const LINE_WORDS: usize = 8;
 const MAX_SAMPLES: usize = 4096;
 
-/// Makes loads that miss the cache until one of them is sampled, for a bounded time.
+/// Makes cache-missing loads until one of them is sampled, for a limited time.
 pub(super) fn check(tracker: &mut PerfTracker) -> Result<(), TrackerError> {
     let me = Pid(std::process::id());
     tracker.set_targets(&[me])?;
-    // Ones, not zeros: zeros could all be the same page of the kernel's.
+    // Ones, because the kernel could map zeros to a single page.
     let buffer = vec![1u64; BUFFER_BYTES / size_of::<u64>()];
     let start = GuestVirtAddr(buffer.as_ptr() as u64);
     let range = VirtRange::new(start, GuestVirtAddr(start.0 + BUFFER_BYTES as u64));
@@ -29,12 +29,12 @@ pub(super) fn check(tracker: &mut PerfTracker) -> Result<(), TrackerError> {
     let mut samples = Vec::new();
     while Instant::now() < deadline {
         for _ in 0..LOADS_PER_ROUND {
-            // A stride that no prefetcher follows; each load depends on the one before.
+            // No prefetcher follows this stride; each load depends on the one before.
             let step = 2_654_435_761 * buffer[place] as usize;
             place = (place + step * LINE_WORDS) % buffer.len();
         }
         black_box(place);
-        // Switching off and on makes the kernel write out what the CPU has buffered.
+        // Disabling the event makes the kernel write out buffered records.
         tracker.enable(false)?;
         samples.clear();
         tracker.drain(&mut samples, MAX_SAMPLES)?;

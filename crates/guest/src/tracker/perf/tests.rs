@@ -1,5 +1,5 @@
-//! Live tests on page faults, which every kernel samples. Where the system refuses
-//! perf_event_open they say so and pass.
+//! Live tests with page faults, which every kernel samples. If the system refuses perf_event_open, they say so and
+//! pass.
 
 use demeter_policy::{GuestVirtAddr, VirtRange};
 
@@ -7,7 +7,7 @@ use super::*;
 
 const PAGE: usize = demeter_policy::PAGE_SIZE as usize;
 
-/// Anonymous memory whose pages have not been touched.
+/// Anonymous memory with untouched pages.
 pub(in crate::tracker) struct Untouched {
     memory: Vec<u8>,
     touched: usize,
@@ -15,14 +15,14 @@ pub(in crate::tracker) struct Untouched {
 
 impl Untouched {
     pub fn new(pages: usize) -> Self {
-        // A large zeroed allocation is fresh from the kernel.
+        // A large zeroed allocation has untouched pages.
         Self {
             memory: vec![0; pages * PAGE],
             touched: 0,
         }
     }
 
-    /// Takes page faults on the next pages.
+    /// Causes page faults on the next pages.
     pub fn touch(&mut self, pages: usize) {
         for page in self.touched..self.touched + pages {
             self.memory[page * PAGE] = 1;
@@ -38,7 +38,7 @@ impl Untouched {
     }
 }
 
-/// A tracker of page faults, or `None` with a word where the system forbids it.
+/// A tracker of page faults, or `None` with a message if the system forbids it.
 pub(in crate::tracker) fn page_faults() -> Option<PerfTracker> {
     match PerfTracker::with_event(EventKind::PageFaults, &Settings::default()) {
         Ok(tracker) => Some(tracker),
@@ -64,7 +64,7 @@ fn faults_of_a_target_carry_their_addresses() {
         .iter()
         .filter(|sample| memory.range().contains(sample.addr))
         .count();
-    // With huge pages one fault brings 512 pages.
+    // With huge pages one fault maps 512 pages.
     assert!(inside >= 4096 / 512, "{inside} samples of {}", out.len());
     assert!(
         out.iter()

@@ -1,4 +1,4 @@
-//! The figures of a group of cases: a block of rows per case, its settings before them.
+//! The figures of a group of cases, with a block of rows per case.
 
 use super::{Context, Figures, ROWS_MAX};
 use super::{

@@ -1,4 +1,4 @@
-//! What a reader must know of a figure before believing it: marks in the table, and what they mean.
+//! Marks at figures that need care, and their explanation.
 
 use demeter_outcome::{HOST_NOISE_MAX, SystemResult};
 
@@ -6,14 +6,14 @@ use super::steady_of_oracle;
 use crate::text::clean;
 use crate::text::number::percent;
 
-/// Stands at the name of a system whose run the host disturbed.
+/// Mark of a system whose run the host disturbed.
 const DISTURBED: char = '*';
-/// Stands at a share of the oracle's speed that is above it.
+/// Mark of a share of the oracle's speed above 100 %.
 const ABOVE: char = '^';
-/// A share that is shown as 100.0 % is not above it.
+/// A share that is printed as 100.0 % is not marked.
 const ABOVE_MIN: f64 = 1.0005;
 
-/// A system's name, with its best settings where it had a choice, and marked if it was disturbed.
+/// A system's name, with its best settings if it had several, and marked if disturbed.
 pub(super) fn name(system: &SystemResult) -> String {
     let mut shown = clean::name(&system.name);
     if let Some(settings) = &system.settings {
@@ -25,7 +25,7 @@ pub(super) fn name(system: &SystemResult) -> String {
     shown
 }
 
-/// A share of the oracle's performance, marked if it is more than that.
+/// A share of the oracle's performance, marked if above 100 %.
 pub(super) fn of_oracle(share: f64) -> String {
     let mut shown = percent(share);
     if is_above(share) {
@@ -38,7 +38,7 @@ fn is_above(share: f64) -> bool {
     share >= ABOVE_MIN
 }
 
-/// What the marks mean of the systems in a table, as far as there are any.
+/// Explanations of the marks in a table.
 pub(super) fn notes(
     systems: &[SystemResult],
     mean: impl Fn(&SystemResult) -> Option<f64>,

@@ -1,4 +1,4 @@
-//! The figures that people compare, as text: what the terminal's table and the page's both show.
+//! The main figures as text, for terminal and page.
 
 mod cases;
 mod marks;
@@ -17,12 +17,12 @@ use crate::text::number::{count, percent, short};
 
 /// Most rows of a table.
 const ROWS_MAX: usize = 1000;
-/// Most workloads that are told apart.
+/// Maximum number of workloads shown separately.
 const WORKLOADS_MAX: usize = 8;
 
-/// What a figure needs besides the system itself.
+/// The surroundings that a figure depends on.
 struct Context<'a> {
-    /// All systems that ran under the same conditions.
+    /// All systems under equal conditions.
     systems: &'a [SystemResult],
     measure: Measure,
     duration_s: f64,
@@ -34,10 +34,10 @@ impl Context<'_> {
     }
 }
 
-/// What stands in a column for a system.
+/// A column's cell for a system.
 type Cell = Box<dyn Fn(&Context, &SystemResult) -> Option<String>>;
 
-/// Columns and what stands in them.
+/// Columns with their cells.
 #[derive(Default)]
 struct Figures(Vec<(Column, Cell)>);
 
@@ -56,7 +56,7 @@ impl Figures {
         self.0.push((column, Box::new(cell)));
     }
 
-    /// Those that some system has.
+    /// Keeps the columns that some system has.
     fn known(mut self, context: &Context) -> Self {
         let is_known = |cell: &Cell| context.systems.iter().any(|s| cell(context, s).is_some());
         self.0
@@ -78,12 +78,11 @@ const EXPLANATION: &str = "The end (steady) is the last third of the run; an ora
      set was there; management CPU is the VM's system time plus the agent's user time, less the system \
      time of none, in seconds and in % of one CPU.";
 
-/// Stands behind the explanation where a table tells it.
+/// Explains the overhead column.
 const OVERHEAD: &str = " Overhead is the most memory that a system had for itself: histories, counters, \
      filters, queues, second copies.";
 
-/// The tables of a result, of its systems and of each group of its cases (at least one), and how
-/// to read them.
+/// The tables of a result's systems and of each group of cases (at least one), with an explanation.
 pub(crate) fn tables(result: &RunResult) -> (Vec<Table>, String) {
     let groups: Vec<Group> = Group::all(result);
     let (of_systems, explanation) = of_systems(result);
@@ -123,7 +122,7 @@ fn of_systems(result: &RunResult) -> (Table, String) {
     (table, format!("{explanation}{told}{notes}"))
 }
 
-/// What a reader must know of the figure, where a table has it.
+/// The explanation of overhead, if a table has it.
 fn told_of_overhead<'a>(mut systems: impl Iterator<Item = &'a SystemResult>) -> &'static str {
     if systems.any(has_overhead) {
         OVERHEAD
@@ -132,7 +131,7 @@ fn told_of_overhead<'a>(mut systems: impl Iterator<Item = &'a SystemResult>) -> 
     }
 }
 
-/// The five figures that a newcomer reads first, of a result with an oracle.
+/// The five main figures of a result with an oracle.
 pub(crate) fn brief(result: &RunResult) -> Option<Table> {
     let systems = &result.systems;
     systems.iter().find(|system| is_oracle(system))?;
@@ -161,7 +160,7 @@ pub(crate) fn brief(result: &RunResult) -> Option<Table> {
     })
 }
 
-/// A system's share of the oracle's performance over the last third: 1 is as good as the oracle.
+/// A system's share of the oracle's performance over the last third; 1 is equal.
 pub(crate) fn steady_of_oracle(systems: &[SystemResult], system: &SystemResult) -> Option<f64> {
     let oracle = systems.iter().find(|s| s.name == "oracle")?;
     let unit = &oracle.speed.as_ref()?.unit;
@@ -169,8 +168,7 @@ pub(crate) fn steady_of_oracle(systems: &[SystemResult], system: &SystemResult) 
     Measure::Speed(unit.clone()).times(ours.steady?, oracle.steady()?)
 }
 
-/// The figures of systems that manage a memory of one size. Where the work is fixed and not the
-/// time, the last third of the run is of no interest.
+/// Figures of systems with memory of fixed size. For fixed work the last third is omitted.
 fn figures(context: &Context, shifts: bool) -> Figures {
     let any = |has: fn(&SystemResult) -> bool| context.systems.iter().any(has);
     let is_fixed = context.measure == Measure::Elapsed;
@@ -234,7 +232,7 @@ fn figures(context: &Context, shifts: bool) -> Figures {
     figures
 }
 
-/// How fast the workload went, and where it is of interest how fast in the last third.
+/// Adds the speed and, where relevant, that of the last third.
 fn add_speed(figures: &mut Figures, systems: &[SystemResult], has_end: bool) {
     let heading = Measure::speed_of(systems.iter()).heading();
     figures.add(heading.clone(), "mean", |_, s| s.mean().map(short));
@@ -243,7 +241,7 @@ fn add_speed(figures: &mut Figures, systems: &[SystemResult], has_end: bool) {
     }
 }
 
-/// How fast each of several workloads went; how long it took, where nobody counts.
+/// Adds the speed of each workload, or its elapsed time if it counts nothing.
 fn add_workloads(figures: &mut Figures, systems: &[SystemResult]) {
     for name in workloads(systems) {
         let workload = |system: &SystemResult, name: &str| {
@@ -261,7 +259,7 @@ fn add_workloads(figures: &mut Figures, systems: &[SystemResult]) {
                 workload(s, &key)?.elapsed_s.map(short)
             }),
         }
-        // What VMs own stands in tables of its own.
+        // Memory owned by VMs has separate tables.
         let held = move |system: &SystemResult, name: &str| match system.provisioning {
             None => workload(system, name)?.series.last()?.fast_bytes,
             Some(_) => None,
@@ -275,7 +273,7 @@ fn add_workloads(figures: &mut Figures, systems: &[SystemResult]) {
     }
 }
 
-/// The names of the workloads of these systems, as they come; the first eight.
+/// Names of these systems' workloads, in order; at most eight.
 pub(crate) fn workloads(systems: &[SystemResult]) -> Vec<&str> {
     let mut seen = BTreeSet::new();
     let all = systems.iter().flat_map(|system| &system.workloads);
@@ -288,7 +286,7 @@ fn hot_in_fast(_: &Context, system: &SystemResult) -> Option<String> {
     system.hot_in_fast_final.map(percent)
 }
 
-/// Whether it is known to have memory for itself.
+/// Whether its own memory is known.
 fn has_overhead(system: &SystemResult) -> bool {
     system.memory_overhead_bytes.is_some_and(|bytes| bytes > 0)
 }
@@ -298,7 +296,7 @@ fn overhead_mib(_: &Context, system: &SystemResult) -> Option<String> {
     Some(short(bytes as f64 / f64::from(1 << 20)))
 }
 
-/// How long single operations took.
+/// Adds latencies of single operations.
 fn add_tail(figures: &mut Figures) {
     let group = "operations, ns";
     figures.add(group, "p50", |_, s| Some(short(s.tail?.p50_ns)));
@@ -312,7 +310,7 @@ fn of_oracle(context: &Context, system: &SystemResult) -> Option<f64> {
     context.measure.speed(system, oracle)
 }
 
-/// How many times as fast as `none` a system is.
+/// Speedup of a system over `none`.
 fn times_none(context: &Context, system: &SystemResult) -> Option<String> {
     let none = context.peer(NONE)?;
     context.measure.speed(system, none).map(short)
@@ -326,19 +324,19 @@ fn is_none(system: &SystemResult) -> bool {
     system.name == NONE
 }
 
-/// The smallest and the largest main figure of several runs.
+/// The lowest and the highest main figure of several runs.
 fn extremes(system: &SystemResult) -> Option<String> {
     let repeats = system.repeats?;
     Some(format!("{}..{}", short(repeats.min), short(repeats.max)))
 }
 
-/// `part / whole`, where both are known and the quotient means something.
+/// `part / whole`, if both are known and the quotient is meaningful.
 fn ratio(part: Option<f64>, whole: Option<f64>) -> Option<f64> {
     let ratio = part? / whole?;
     ratio.is_finite().then_some(ratio)
 }
 
-/// Seconds of a clock that ticks in whole ones.
+/// Seconds of a clock with whole seconds.
 fn seconds(seconds: f64) -> String {
     if seconds < 999.95 {
         format!("{seconds:.1}")

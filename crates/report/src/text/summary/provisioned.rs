@@ -1,4 +1,4 @@
-//! The figures of runs that compare how memory is provisioned, and of those that crash things.
+//! Figures of runs that compare provisioning, and of crash tests.
 
 use super::{Figures, add_speed, hot_in_fast, mib, ratio, seconds};
 
@@ -11,27 +11,27 @@ use crate::text::clean;
 use crate::text::number::{count, percent, short};
 use demeter_outcome::SystemResult;
 
-/// How to read figures of provisioning.
+/// Explains figures of provisioning.
 const PROVISIONED: &str = "The end (steady) is the last third of the run; before it the VM was \
      sized: how fast memory was taken, how much of that the host has back, and what programs then \
      found free in each tier; p99 is what 99 % of the intervals reached, in which a resize was under \
      way and in all others; late is the longest resize, - if one was never done in full; over pool \
      counts the moments at which the host had promised more than it has.";
 
-/// How to read figures of crashes.
+/// Explains figures of crashes.
 const CRASHES: &str = "Agent, host controller or VM was killed, or the VM had another event of its \
      life, at a random point after its sizes were changed; well again means: the VM owns what it should and its workload \
      has verified a round that began after that (the longest is shown).";
 
-/// How to read figures of a soak.
+/// Explains figures of a soak test.
 const SOAK: &str = "What is used must not grow: the most in the second quarter of the run (early) is \
      held against the most in its last (late), of the controller, of each VM's agent and of its kernel's \
      own memory; the result file has them all.";
 
-/// Most kinds of events that are told apart.
+/// Maximum number of event kinds shown separately.
 const EVENTS_MAX: usize = 16;
 
-/// The figures, if these systems are compared by how they provision memory, and how to read them.
+/// Figures and their explanation, if these systems are compared by provisioning.
 pub(super) fn figures(systems: &[SystemResult]) -> Option<(Figures, &'static str)> {
     if systems.iter().any(|s| crashes(s).is_some()) {
         Some((crash_figures(systems), CRASHES))
@@ -82,7 +82,7 @@ fn soak_figures() -> Figures {
     figures
 }
 
-/// When something was used.
+/// The period of a use.
 type When = fn(&Use) -> u64;
 
 const SOAK_TIMES: [(&str, When); 2] = [("early", |of| of.early), ("late", |of| of.late)];
