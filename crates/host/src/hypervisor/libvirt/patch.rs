@@ -1,6 +1,6 @@
-//! What a domain's XML lacks to be sized, as a patch.
+//! Makes a patch with the elements that a domain's XML needs for sizing.
 //!
-//! What is there stays as it is written: lines are put in, and only what is wrong is replaced.
+//! Lines are added and faulty elements replaced; the rest keeps its text.
 
 use std::ops::Range;
 
@@ -11,18 +11,19 @@ use roxmltree::Node;
 use super::PORT;
 use super::domain::{Facts, cells_of, child, parse, size};
 
-/// What the domain is to have.
+/// Wanted memory setup of a domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wanted {
-    /// How its size is to be changed.
+    /// The provisioner that will change its size.
     pub provisioner: ProvisionerKind,
-    /// The fast cell of a domain that has no two cells yet; a quarter of its memory without it.
+    /// Size of the fast cell, if the domain does not have two cells yet; by default a quarter of
+    /// its memory.
     pub fast: Option<ByteCount>,
-    /// Its slow cell; the rest of its memory without it.
+    /// Size of the slow cell; by default the rest of its memory.
     pub slow: Option<ByteCount>,
-    /// Which cells are the tiers, where it has cells already and that is not plain.
+    /// Cells of the tiers, if the domain has cells and their tiers are not obvious.
     pub cells: Option<PerTier<NodeId>>,
-    /// The host's tiers, where it has two.
+    /// The host's tiers, if it has two.
     pub host: Option<PerTier<HostTier>>,
 }
 
@@ -31,41 +32,41 @@ pub struct Wanted {
 pub struct HostTier {
     /// The host's node.
     pub node: NodeId,
-    /// Its speed by the host's firmware, which the guest's firmware repeats.
+    /// Its speed by the host's firmware, to be repeated in the guest's firmware.
     pub speed: Option<Speed>,
 }
 
-/// How fast memory is.
+/// Speed of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Speed {
-    /// Nanoseconds.
+    /// Latency, nanoseconds.
     pub latency_ns: u64,
-    /// MB/s.
+    /// Bandwidth, MB/s.
     pub bandwidth_mb_s: u64,
 }
 
-/// Changes of a domain's XML.
+/// Changes to a domain's XML.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Patch {
-    /// A unified diff of a file NAME.xml; `None` if nothing is lacking.
+    /// A unified diff of NAME.xml; `None` if nothing is missing.
     pub diff: Option<String>,
-    /// Notes for a person: removed elements and why, which cell is which, omissions.
+    /// Notes for people: removed elements and why, tiers of the cells, omissions.
     pub notes: Vec<String>,
 }
 
-/// The nodes that the patch makes: the first is fast.
+/// Nodes that the patch creates; the first is fast.
 const NODES: PerTier<NodeId> = PerTier {
     fast: NodeId(0),
     slow: NodeId(1),
 };
 
-/// Slots for memory devices, where the domain has none.
+/// Slots for memory devices, if the domain has none.
 const SLOTS: u32 = 16;
 
 /// Makes the patch of a domain's XML.
 ///
 /// # Errors
-/// A line for a person, where the XML cannot be read or mended, or it is not plain which cell is which.
+/// A line for people: the XML cannot be read or repaired, or the tiers of its cells are unknown.
 pub fn patch(name: &str, xml: &str, wanted: Wanted) -> Result<Patch, String> {
     let Mended {
         xml: new, notes, ..
@@ -82,13 +83,13 @@ pub fn patch(name: &str, xml: &str, wanted: Wanted) -> Result<Patch, String> {
     })
 }
 
-/// An XML with what it lacked.
+/// A repaired XML.
 struct Mended {
     xml: String,
     notes: Vec<String>,
 }
 
-/// The XML with what it lacks.
+/// Adds the missing elements to an XML.
 fn mended(xml: &str, wanted: Wanted) -> Result<Mended, String> {
     let facts = Facts::read(xml)?;
     let document = parse(xml)?;
@@ -122,7 +123,7 @@ fn mended(xml: &str, wanted: Wanted) -> Result<Mended, String> {
     }
     if !elastic && (!enough_cells || facts.cells.iter().any(|cell| !cell.shared)) {
         edits.share(domain, devices);
-        // One cell alone is replaced as a whole.
+        // A single cell is replaced as a whole.
         if enough_cells {
             edits.share_cells(domain);
         }
@@ -156,7 +157,7 @@ fn mended(xml: &str, wanted: Wanted) -> Result<Mended, String> {
     Ok(Mended { xml: new, notes })
 }
 
-/// A domain's memory in two cells.
+/// Splits a domain's memory into two cells.
 fn split(domain: Node, wanted: Wanted) -> Result<PerTier<ByteCount>, String> {
     let memory = child(domain, &["memory"]);
     let whole = memory.and_then(|of| size(of.text(), of.attribute("unit")));
@@ -184,7 +185,7 @@ fn interconnects(speeds: [(u32, Speed); 2]) -> String {
         );
     }
     for (cell, speed) in speeds {
-        // In KiB/s.
+        // libvirt's unit is KiB/s.
         let bandwidth = speed.bandwidth_mb_s.saturating_mul(1_000_000) >> 10;
         text += &format!(
             "        <bandwidth initiator='0' target='{cell}' type='access' value='{bandwidth}' unit='KiB'/>\n"
@@ -195,9 +196,9 @@ fn interconnects(speeds: [(u32, Speed); 2]) -> String {
 
 struct Edits<'a> {
     xml: &'a str,
-    /// For a person.
+    /// Notes for people.
     notes: Vec<String>,
-    /// What is put in which place; none overlaps another.
+    /// Replacements of text ranges; they do not overlap.
     edits: Vec<(Range<usize>, String)>,
 }
 
@@ -206,7 +207,7 @@ impl Edits<'_> {
         self.notes.push(note.into());
     }
 
-    /// Says what becomes of `<memoryBacking>`.
+    /// Notes the removed parts of `<memoryBacking>`.
     fn note_taken_away(&mut self, backing: Node) {
         for element in backing.children().filter(Node::is_element) {
             let was = self.xml[element.range()].to_owned();
@@ -229,7 +230,7 @@ impl Edits<'_> {
         }
     }
 
-    /// Binds the cells to the host's nodes, where they are not.
+    /// Binds the cells to the host's nodes, if they are not bound yet.
     fn bind(
         &mut self,
         domain: Node,
@@ -284,7 +285,7 @@ impl Edits<'_> {
         Ok(())
     }
 
-    /// Shared memory in memfds.
+    /// Makes memory shared and backed by memfds.
     fn share(&mut self, domain: Node, devices: Node) {
         if let Some(backing) = child(domain, &["memoryBacking"]) {
             self.note_taken_away(backing);
@@ -292,7 +293,7 @@ impl Edits<'_> {
         let mut text = String::from("  <memoryBacking>\n");
         let there = child(domain, &["memoryBacking"]);
         let kept = there.into_iter().flat_map(|of| of.children());
-        // Memory on hugetlbfs is never given back.
+        // Memory on hugetlbfs can never be returned.
         let kept = kept.filter(|of| {
             let replaced = ["source", "access", "hugepages"];
             of.is_element() && !replaced.contains(&of.tag_name().name())
@@ -307,7 +308,7 @@ impl Edits<'_> {
         }
     }
 
-    /// No private cells.
+    /// Removes private access from cells.
     fn share_cells(&mut self, domain: Node) {
         for cell in cells_of(domain) {
             let access = cell.attributes().find(|of| of.name() == "memAccess");
@@ -317,7 +318,7 @@ impl Edits<'_> {
         }
     }
 
-    /// Two cells; all CPUs are in the fast one.
+    /// Adds two cells with all CPUs in the fast one.
     fn cells(
         &mut self,
         domain: Node,
@@ -376,7 +377,7 @@ impl Edits<'_> {
         Ok(())
     }
 
-    /// A virtio-mem device for each cell, by which it can grow to twice its size.
+    /// Adds a virtio-mem device to each cell, so that it can grow to twice its size.
     fn devices(
         &mut self,
         domain: Node,
@@ -409,12 +410,12 @@ impl Edits<'_> {
         self.edits.push((range, text.into()));
     }
 
-    /// Lines before the one in which an element begins.
+    /// Inserts lines before an element's start.
     fn before(&mut self, element: Node, lines: String) {
         self.at(element.range().start, lines);
     }
 
-    /// Lines before the one in which an element ends.
+    /// Inserts lines before an element's end tag.
     fn before_end(&mut self, element: Node, lines: String) {
         let range = element.range();
         let end = self.xml[range.clone()].rfind("</").unwrap_or(0);
@@ -423,14 +424,14 @@ impl Edits<'_> {
 
     fn at(&mut self, place: usize, lines: String) {
         let line = self.xml[..place].rfind('\n').map_or(0, |end| end + 1);
-        // Where other things stand before it in its line, it is put right there.
+        // If other text precedes it on its line, insert right before the element.
         let blank = self.xml[line..place].trim().is_empty();
         let place = if blank { line } else { place };
         self.edits.push((place..place, lines));
     }
 
     fn apply(mut self) -> Result<String, String> {
-        // Stable: what is put in the same place stays in order.
+        // A stable sort keeps the order of insertions at one place.
         self.edits.sort_by_key(|(range, _)| range.start);
         let mut text = String::new();
         let mut done = 0;

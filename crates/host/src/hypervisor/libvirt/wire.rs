@@ -1,4 +1,4 @@
-//! QMP by way of libvirt: commands as `virDomainQemuMonitorCommand`, events as libvirt passes them on.
+//! QMP through libvirt: commands as `virDomainQemuMonitorCommand`, and libvirt's monitor events.
 
 use std::collections::VecDeque;
 
@@ -10,12 +10,12 @@ use super::xdr::{Malformed, Reader, Writer};
 use crate::hypervisor::qemu::Wire;
 use crate::hypervisor::qemu::decode::{LINE_BYTES_MAX, Message, Notice, answer_to, event};
 
-/// A connection to libvirt, of which one domain's monitor is used.
+/// A connection to libvirt that carries one domain's monitor.
 #[derive(Debug)]
 pub(super) struct Monitor {
     pub domain: Domain,
     pub decoder: Decoder,
-    /// What came before.
+    /// Messages that arrived before.
     pub earlier: VecDeque<Carrier>,
 }
 

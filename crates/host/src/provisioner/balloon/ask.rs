@@ -144,7 +144,7 @@ impl<B: Backing> Guest<B> {
         Ok(reason)
     }
 
-    /// Asks for a change of held memory in a node, after the driver's allowance was set to zero.
+    /// Sets the allowance to zero, then asks for a change of held memory in a node.
     async fn ask_to(
         &mut self,
         change: fn(Resize) -> Message,
