@@ -2,9 +2,9 @@
 //! client.
 //!
 //! The guest's agent and the host's controller serve axum routers on such sockets. The command line
-//! and the lab are their clients, and the controller asks Cloud Hypervisor's API. A client for one
-//! short question needs no runtime and no library: an answer to HTTP/1.0 is never chunked and ends
-//! with its connection or at its stated length.
+//! and the lab are their clients, and the controller asks Cloud Hypervisor's API. The client needs
+//! no runtime and no library, because it asks one short question by HTTP/1.0. The answer is never
+//! chunked and ends with its connection or at its stated length.
 
 mod bind;
 mod client;
