@@ -259,14 +259,14 @@ impl Config {
             {
                 return Err(wrong(
                     format!("vm.{name}: domain {domain:?} is named twice"),
-                    "every VM has a domain of its own",
+                    "give every VM a domain of its own",
                 ));
             }
             for socket in vm.qmp.iter().chain(&vm.cloud_hypervisor).chain(&vm.agent) {
                 if !sockets.insert(socket) {
                     return Err(wrong(
                         format!("vm.{name}: socket {} is used twice", socket.display()),
-                        "every VM has sockets of its own, for its hypervisor and for its agent",
+                        "give every VM sockets of its own, for its hypervisor and for its agent",
                     ));
                 }
             }
@@ -281,7 +281,7 @@ impl Config {
                     format!(
                         "the VMs' {tier}.size_mib add up to {sum_mib}, pool.{tier}_mib is {pool_mib}"
                     ),
-                    "give the pool more or the VMs less",
+                    "enlarge the pool or shrink the VMs",
                 ));
             }
         }
@@ -434,7 +434,8 @@ impl VmConfig {
         if self.cloud_hypervisor.is_some() && self.provisioner == ProvisionerKind::VirtioMem {
             return Err(wrong(
                 format!("vm.{name}: provisioner = \"virtio-mem\" beside cloud_hypervisor"),
-                "take demeter-balloon: nobody tells how much a guest has of a zone's virtio-mem",
+                "take demeter-balloon: Cloud Hypervisor does not report the plugged size of a zone's \
+                 virtio-mem",
             ));
         }
         Ok(true)
@@ -471,18 +472,18 @@ impl VmConfig {
         if nodes.fast == nodes.slow {
             return Err(wrong(
                 format!("vm.{name}: both tiers are node {}", nodes.fast),
-                "fast.node and slow.node are two different nodes of the guest",
+                "set fast.node and slow.node to two different nodes of the guest",
             ));
         }
         let memdevs = (&self.fast.memdev, &self.slow.memdev);
         if memdevs.0.is_some() && memdevs.0 == memdevs.1 {
             return Err(wrong(
                 format!("vm.{name}: both tiers have the same memdev"),
-                "fast.memdev and slow.memdev are two different -object memory-backend-*",
+                "set fast.memdev and slow.memdev to two different -object memory-backend-*",
             ));
         }
         if self.share == 0 {
-            return Err(wrong(format!("vm.{name}.share = 0"), "give 1 or more"));
+            return Err(wrong(format!("vm.{name}.share = 0"), "set 1 or more"));
         }
         within(&format!("vm.{name}.oom_mib"), self.oom_mib)?;
         if let Some(extra_mib) = self.hard_limit_extra_mib {
@@ -490,7 +491,7 @@ impl VmConfig {
             if self.manage != Manage::Agent {
                 return Err(wrong(
                     format!("vm.{name} has hard_limit_extra_mib, and not manage = \"agent\""),
-                    "leave one of them out: no memory returns from a VM that the host manages",
+                    "remove one of them: a VM that the host manages returns no memory",
                 ));
             }
         }
@@ -513,7 +514,7 @@ impl VmConfig {
                         "{key}.size_mib = {} is under its guarantee of {least_mib}",
                         config.size_mib
                     ),
-                    "give more; slow memory holds oom_mib as well",
+                    "raise it; slow memory includes oom_mib",
                 ));
             }
             if config.size_mib > limit_mib {

@@ -260,7 +260,10 @@ fn alone(cgroup: &Path, pid: Pid) -> Result<(), HardLimitError> {
     while let Some(cgroup) = cgroups.pop() {
         seen += 1;
         if seen > CGROUPS_MAX {
-            return Err(not_own(pid, "is in a cgroup with very many below it"));
+            return Err(not_own(
+                pid,
+                "is in a cgroup with too many cgroups below it",
+            ));
         }
         let procs = cgroup.join("cgroup.procs");
         let pids = match fs::read_to_string(&procs) {

@@ -70,8 +70,8 @@ impl Default for Outside {
 /// Error: a file or process of others does not answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{what}: no answer within {limit:?}; does the VM's storage hang? Only this VM waits, and it is tried \
-     again"
+    "{what}: no answer within {limit:?}; does the VM's storage hang? Only this VM is affected, and \
+     the controller retries"
 )]
 pub struct Stuck {
     /// The action.

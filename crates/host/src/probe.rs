@@ -288,14 +288,14 @@ fn advice(report: &HostReport, unordered: Option<String>) -> Vec<Advice> {
         DamonReport::Taken { kdamonds } => add(
             true,
             format!("DAMON is in use ({kdamonds} kdamonds)"),
-            "stop who uses it, unless it is demeter host",
+            "stop the process that uses it, unless it is demeter host",
         ),
         DamonReport::Missing => add(
             true,
             "the kernel has no DAMON".into(),
             "use a kernel with CONFIG_DAMON_VADDR and CONFIG_DAMON_SYSFS",
         ),
-        DamonReport::Denied => add(true, "DAMON may not be looked at".into(), "run as root"),
+        DamonReport::Denied => add(true, "permission denied for DAMON".into(), "run as root"),
     }
     if let Some(level) = report.perf_event_paranoid
         && level > PARANOIA_MAX
@@ -303,7 +303,7 @@ fn advice(report: &HostReport, unordered: Option<String>) -> Vec<Advice> {
         add(
             true,
             format!(
-                "kernel.perf_event_paranoid is {level}: the controller may not listen to DAMON"
+                "kernel.perf_event_paranoid is {level}: the controller may not read DAMON's tracepoint"
             ),
             "sysctl kernel.perf_event_paranoid=2",
         );
@@ -313,28 +313,28 @@ fn advice(report: &HostReport, unordered: Option<String>) -> Vec<Advice> {
         add(
             false,
             "the CPU shows no virtualization (vmx, svm): VMs are emulated here".into(),
-            "switch it on in the firmware, or allow nested virtualization for this VM",
+            "enable it in the firmware, or allow nested virtualization for this VM",
         );
     } else if kvm.access_bits == Some(false) {
         add(
             false,
-            "guest page tables have no access bits: each look takes mappings away".into(),
+            "guest page tables have no access bits: each scan unmaps pages".into(),
             "load kvm_intel with eptad=1, on a CPU that has them",
         );
     }
     if report.ageing_flushes == Some(true) {
         add(
             false,
-            "KVM of this kernel flushes TLBs whenever reclaim looks at guest pages; looking through \
-             DAMON does not flush"
+            "this kernel's KVM flushes TLBs whenever reclaim checks guest pages for accesses; scans \
+             through DAMON do not"
                 .into(),
-            "use Linux 6.13 or later where the host itself reclaims or tiers guest memory",
+            "use Linux 6.13 or later if the host itself reclaims or tiers guest memory",
         );
     }
     if report.thp.as_deref() == Some("never") {
         add(
             false,
-            "guest memory has no huge pages: one look tells of 4 KiB, not of 2 MiB".into(),
+            "guest memory has no huge pages: a scan checks only 4 KiB of each 2 MiB".into(),
             "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
         );
     }
@@ -370,7 +370,7 @@ impl Display for HostReport {
             DamonReport::Free => "free".into(),
             DamonReport::Taken { kdamonds } => format!("in use ({kdamonds} kdamonds)"),
             DamonReport::Missing => "missing".into(),
-            DamonReport::Denied => "not for us".into(),
+            DamonReport::Denied => "permission denied".into(),
         };
         writeln!(f, "damon         {damon}")?;
         write!(

@@ -174,7 +174,7 @@ fn started(pid: Pid) -> io::Result<u64> {
     fields
         .and_then(|fields| std::str::from_utf8(fields).ok())
         .and_then(|fields| fields.split_ascii_whitespace().nth(19)?.parse().ok())
-        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "its stat is of no use"))
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "its stat file is invalid"))
 }
 
 #[cfg(test)]

@@ -77,8 +77,8 @@ pub enum StoreError {
     },
     /// Another controller uses the file.
     #[error(
-        "{path} is another controller's, which runs; stop that one, or give this one another socket and \
-         another state"
+        "{path} is another controller's; stop that one, or give this one another socket and another \
+         state"
     )]
     Taken {
         /// The file.

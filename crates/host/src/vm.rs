@@ -58,8 +58,9 @@ const LIMIT_CHANGE_MAX: Duration = Duration::from_secs(30);
 /// Time to count where a VM's pages lie before histories manage it.
 const COUNT_MAX: Duration = Duration::from_secs(60);
 
-const NO_AGENT: &str = "the guest's agent is not there yet; run demeter guest in the VM, which \
-                        needs a virtserialport named org.demeter.0 (Cloud Hypervisor: a --vsock device)";
+const NO_AGENT: &str = "the guest's agent is not connected yet; run demeter guest in the VM, which \
+                        needs a virtserialport named org.demeter.0 (Cloud Hypervisor: a --vsock \
+                        device)";
 
 const OVER_LIMIT: &str = "its cgroup uses more than what the VM owns and hard_limit_extra_mib together, \
                           so memory.max is not lowered yet; raise the key if this stays";

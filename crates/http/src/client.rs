@@ -18,7 +18,7 @@ pub enum AskError {
     #[error(transparent)]
     Io(#[from] io::Error),
     /// The answer is not HTTP.
-    #[error("the answer is no HTTP")]
+    #[error("the answer is not HTTP")]
     NotHttp,
     /// The answer exceeds the bound.
     #[error("the answer is longer than {0} bytes")]

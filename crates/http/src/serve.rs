@@ -54,7 +54,7 @@ impl Open {
         let waits = |(_, idle): &(AbortHandle, Arc<AtomicBool>)| idle.load(Ordering::Relaxed);
         let longest = self.connections.iter().position(waits);
         if let Some((task, _)) = longest.and_then(|index| self.connections.remove(index)) {
-            tracing::debug!("a client was cut off: others wait, and it says nothing");
+            tracing::debug!("disconnected an idle client, because others wait");
             task.abort();
         }
     }
@@ -97,8 +97,8 @@ pub async fn serve(mut listener: impl Listener, app: Router, limits: Limits) -> 
                 .serve_connection(TokioIo::new(stream), service);
             match timeout(limits.connection, served).await {
                 Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::debug!("a client was cut off: {error}"),
-                Err(_) => tracing::debug!("a client was cut off: it took too long"),
+                Ok(Err(error)) => tracing::debug!("disconnected a client: {error}"),
+                Err(_) => tracing::debug!("disconnected a client: it took too long"),
             }
         });
         open.connections.retain(|(task, _)| !task.is_finished());

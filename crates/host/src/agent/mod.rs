@@ -50,9 +50,9 @@ pub enum NotHeard {
     },
     /// The agent's protocol version is not supported.
     #[error(
-        "the guest's agent speaks version {found} of the protocol, this controller {oldest} to {newest}; \
-         until it speaks one of these the VM counts with all its memory; install the same release of \
-         Demeter, and of its driver, in the guest and here",
+        "the guest's agent speaks version {found} of the protocol, this controller {oldest} to \
+         {newest}, so the VM counts with all its memory; install the same release of Demeter and its \
+         driver in the guest and on the host",
         oldest = demeter_proto::VERSION_MIN,
         newest = demeter_proto::VERSION
     )]
@@ -64,7 +64,7 @@ pub enum NotHeard {
 
 /// No agent is connected, or its session has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the guest's agent is not there")]
+#[error("the guest's agent is not connected")]
 pub struct Away;
 
 /// Client of one guest's agent. Dropping it closes the connection.

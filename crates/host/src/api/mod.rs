@@ -160,7 +160,7 @@ async fn authorize(State(token): State<Arc<Token>>, request: Request, next: Next
     if shown.is_some_and(|shown| token.matches(shown)) {
         return next.run(request).await;
     }
-    let error = "show the token of token_file: Authorization: Bearer TOKEN";
+    let error = "send the token of token_file: Authorization: Bearer TOKEN";
     problem(StatusCode::UNAUTHORIZED, error)
 }
 

@@ -100,10 +100,14 @@ impl fmt::Display for What {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Desired(wish) => {
-                write!(f, "shall have {} fast, {} slow", wish.fast, wish.slow)
+                write!(
+                    f,
+                    "desired size is now {} fast, {} slow",
+                    wish.fast, wish.slow
+                )
             }
             Self::Sent(Order::Ask) => f.write_str("asked what it owns"),
-            Self::Sent(Order::Set { tier, target }) => write!(f, "told to own {target} {tier}"),
+            Self::Sent(Order::Set { tier, target }) => write!(f, "asked to own {target} {tier}"),
             Self::Reached { tier, owned } => write!(f, "owns {owned} {tier}"),
             Self::Short {
                 tier,

@@ -88,7 +88,7 @@ impl SharedDamon {
         let index = self.vms.iter().position(|known| known == vm);
         let index = index.filter(|&index| index < all.list.len());
         let index = index.ok_or_else(|| DamonError::Unavailable {
-            why: format!("no kdamond is set aside for VM {vm}"),
+            why: format!("no kdamond is reserved for VM {vm}"),
             hint: "restart the controller".into(),
         })?;
         Ok(Mine { all, index })
@@ -120,7 +120,7 @@ impl fmt::Debug for Mine {
 impl Drop for Mine {
     fn drop(&mut self) {
         if let Err(error) = self.switch(Kdamond::stop) {
-            tracing::warn!(%error, "a kdamond goes on");
+            tracing::warn!(%error, "cannot stop a kdamond");
         }
     }
 }
@@ -180,8 +180,8 @@ impl DamonBits {
         while Instant::now() < deadline {
             let taken = aggregations.take(&[self.process]);
             let reported = taken.map_err(|what| DamonError::Unavailable {
-                why: format!("the ring of damon_aggregated makes no sense: {what}"),
-                hint: "it is tried again".into(),
+                why: format!("invalid data in the ring of damon_aggregated: {what}"),
+                hint: "the controller retries".into(),
             })?;
             let is_whole = batch.add(&reported.regions, accessed);
             if reported.lost > 0 {

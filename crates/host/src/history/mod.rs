@@ -88,8 +88,8 @@ pub enum HistoryError {
     },
     /// The slow tier is smaller than the VM's memory.
     #[error(
-        "manage = \"history\": the VM has {memory}, slow.size_mib gives it {slow}; a VM that is managed \
-         from the host may have all its memory in the slow tier, so give it as much"
+        "manage = \"history\": the VM has {memory}, but slow.size_mib is {slow}; set it to all the \
+         VM's memory, because all of it may end up in the slow tier"
     )]
     Slow {
         /// All memory of the VM.
@@ -104,7 +104,7 @@ pub enum HistoryError {
     #[error(transparent)]
     Stuck(#[from] Stuck),
     /// A bug in this program.
-    #[error("manage = \"history\": the engine was told what does not fit: {0}; please report this")]
+    #[error("manage = \"history\": invalid input to the engine: {0}; please report this bug")]
     Misuse(#[from] Misuse),
 }
 
@@ -146,7 +146,7 @@ impl VmMemory {
             if let Some(device) = device.or(pinned_by(&root, process, wait).ok().flatten()) {
                 return Err(HistoryError::Immovable {
                     what: format!("{} pins the VM's memory", shown(&device)),
-                    hint: "take the device from the VM",
+                    hint: "remove the device from the VM",
                 });
             }
             let vmas = read_maps(&root, process)?;
@@ -156,7 +156,7 @@ impl VmMemory {
         });
         checked.await??;
         if ranges.is_empty() {
-            let what = format!("{} names no memory of its VM", hypervisor.name());
+            let what = format!("{} reports no memory of its VM", hypervisor.name());
             return Err(HypervisorError::Failed(what).into());
         }
         Ok(Self {
@@ -323,7 +323,7 @@ impl Provisioner for HistoryTiering {
                 owned: self.memory,
                 returned_to_host: ByteCount(0),
                 reason: (target < self.memory)
-                    .then(|| "all of the VM's memory may come to lie in the slow tier".into()),
+                    .then(|| "all of the VM's memory may end up in the slow tier".into()),
             });
         }
         let before = self.ask(HistoryCommand::Count, deadline).await?;

@@ -44,7 +44,7 @@ pub enum MemoryError {
         device: String,
     },
     /// The hypervisor's and the kernel's data contradict each other.
-    #[error("the memory of {hypervisor} makes no sense: {source}")]
+    #[error("the memory map of {hypervisor} contradicts itself: {source}")]
     Overlap {
         /// The hypervisor.
         hypervisor: String,
@@ -73,7 +73,7 @@ pub enum BackendError {
     #[error("it has {0}, and a tier may have {TIER_MAX} at the most")]
     TooLarge(ByteCount),
     /// The guest does not map it.
-    #[error("the guest has it nowhere in its memory; give it to a node: -numa node,memdev=..")]
+    #[error("the guest does not map it; assign it to a node: -numa node,memdev=..")]
     NotInGuest,
     /// It is mapped in more runs than any real machine has.
     #[error("the guest has it in more than {RUNS_MAX} runs of addresses")]
@@ -87,9 +87,9 @@ pub enum BackendError {
     /// The memory lies on hugetlbfs. Parts of a huge page cannot be freed, and freed ones may be
     /// lost for good.
     #[error(
-        "it lies on hugetlbfs, where a hole gives up the huge page's reservation: the VM would die of \
-         SIGBUS when it takes the memory again and none is left; use memory-backend-memfd without \
-         hugetlb, with transparent huge pages (/sys/kernel/mm/transparent_hugepage/shmem_enabled)"
+        "it lies on hugetlbfs, where a hole loses the huge page's reservation, so the VM could die of \
+         SIGBUS when it uses the memory again; use memory-backend-memfd without hugetlb, with \
+         transparent huge pages (/sys/kernel/mm/transparent_hugepage/shmem_enabled)"
     )]
     Hugetlb,
     /// The file lies on a disk and may hold data that must persist.

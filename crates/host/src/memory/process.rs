@@ -56,7 +56,7 @@ pub enum ProcessError {
     #[error("process {0} may only read it; give its -object memory-backend-* readonly=off")]
     ReadOnly(Pid),
     /// The process has no open descriptor of the mapped file.
-    #[error("process {pid} has mapped {file} but keeps it open no more")]
+    #[error("process {pid} has mapped {file} but has no open descriptor of it")]
     Closed {
         /// QEMU's process.
         pid: Pid,
@@ -64,9 +64,7 @@ pub enum ProcessError {
         file: FileId,
     },
     /// The process has more mappings than any VM needs.
-    #[error(
-        "process {0} has more than {MAPPINGS_MAX} mappings; what has it mapped in so many pieces?"
-    )]
+    #[error("process {0} has more than {MAPPINGS_MAX} mappings, too many for a VM")]
     TooMany(Pid),
 }
 

@@ -221,7 +221,7 @@ impl<B: Backing> Balloon<B> {
                     "the guest did nothing".to_owned()
                 }
                 None if owned == target || Instant::now() + MARGIN < deadline => continue,
-                None => "there was not enough time for all of it".to_owned(),
+                None => "the time limit was reached".to_owned(),
             };
             break Some(why);
         };

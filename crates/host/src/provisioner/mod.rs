@@ -60,31 +60,32 @@ pub struct Progress {
 #[derive(Debug, thiserror::Error)]
 pub enum ProvisionError {
     /// The VM or its agent is not connected, or not for long enough.
-    #[error("{0} is not there; it is tried again")]
+    #[error("{0} is not connected; the controller retries")]
     Unreachable(String),
     /// No answer came in time.
-    #[error("{0} did not answer in time; it is tried again")]
+    #[error("{0} did not answer in time; the controller retries")]
     Timeout(String),
     /// The call made progress; the next call continues from there.
-    #[error("what the guest holds is in very many pieces; it is gone on with")]
+    #[error("the guest's held memory is in very many pieces; the controller continues")]
     Unfinished,
     /// The guest has no usable balloon driver.
     #[error(
-        "the guest's balloon driver is not loaded, or not the one that came with its agent; load \
-         demeter_balloon of the same release in the guest, or give the VM `provisioner = \"virtio-mem\"`"
+        "the guest's balloon driver is not loaded, or of another release than its agent; load \
+         demeter_balloon of the same release in the guest, or give the VM `provisioner = \
+         \"virtio-mem\"`"
     )]
     NoDriver,
     /// The VM refused.
     #[error("refused: {0}")]
     Refused(String),
     /// The VM changed during the call, so its known state is stale.
-    #[error("the VM was reset, stopped or changed meanwhile; it is looked at anew")]
+    #[error("the VM was reset, stopped or changed meanwhile; the controller inspects it again")]
     Disturbed,
     /// The guest sent data that cannot be true. It must be left alone.
     #[error("the guest lies: {0}")]
     Hostile(String),
     /// The VM's memory could not be returned.
-    #[error("the backing of {tier} memory: {source}")]
+    #[error("cannot use the file behind {tier} memory: {source}")]
     Backing {
         /// The tier.
         tier: Tier,

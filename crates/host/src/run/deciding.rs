@@ -88,7 +88,7 @@ impl Deciding {
             }
             if config.discover.is_none() {
                 tracing::warn!(
-                    "VM {name} is not in the configuration any more; what it has counts no longer"
+                    "VM {name} is no longer in the configuration; its memory no longer counts"
                 );
                 continue;
             }
@@ -196,8 +196,8 @@ impl Deciding {
                 known.overrun = overrun;
                 let [fast, slow] = Tier::ALL.map(|tier| overrun.get(tier).0 >> 10);
                 let what = format!(
-                    "memory that it was to leave alone was touched: {fast} KiB fast, {slow} KiB slow; \
-                     what is held is taken back"
+                    "used memory that it does not own: {fast} KiB fast, {slow} KiB slow; the \
+                     controller reclaims it"
                 );
                 tracing::warn!("VM {name}: {what}");
                 self.log.push(unix_ms(), Some(name.to_string()), what);
@@ -214,7 +214,7 @@ impl Deciding {
             News::Managed(by) => {
                 if known.managed_by.replace(by) != Some(by) {
                     tracing::info!("VM {name}: managed by {by}");
-                    let what = format!("managed by {by} from now on");
+                    let what = format!("now managed by {by}");
                     self.log.push(unix_ms(), Some(name.to_string()), what);
                 }
             }
@@ -243,7 +243,7 @@ impl Deciding {
             // Dropping the sender ends its task.
             self.commands.remove(&name);
             self.known.remove(&name);
-            let what = "runs no more: forgotten".into();
+            let what = "no longer runs; removed".into();
             self.log.push(unix_ms(), Some(name.to_string()), what);
             self.stale = true;
         }
@@ -263,8 +263,9 @@ impl Deciding {
                 let before = self.left.get(name.as_str());
                 let is_new = before.is_none_or(|before| before.why != why);
                 if is_new {
-                    tracing::warn!("VM {name}: found, but not taken on: {why}");
-                    let what = format!("found, but not taken on: {why}; it is tried again");
+                    tracing::warn!("VM {name}: discovered, but not managed: {why}");
+                    let what =
+                        format!("discovered, but not managed: {why}; the controller retries");
                     self.log.push(unix_ms(), Some(name.to_string()), what);
                 }
                 let memory = ByteCount(memory.fast.0.saturating_add(memory.slow.0));
@@ -301,8 +302,8 @@ impl Deciding {
         let first = match self.policy {
             Policy::Static if !fits && kept.is_none() => {
                 return Err(format!(
-                    "it has {} fast and {} slow, and the pool has only {} and {} that no other VM is to \
-                     have; lower another one, or choose a policy that divides",
+                    "it has {} fast and {} slow, but only {} and {} of the pool are free; lower \
+                     another VM, or choose a policy that divides memory",
                     sizes.fast, sizes.slow, room.fast, room.slow
                 ));
             }
@@ -353,7 +354,7 @@ impl Deciding {
                 self.policy = policy;
                 self.policy_chosen = true;
                 self.log
-                    .push(unix_ms(), None, format!("policy {policy} from now on"));
+                    .push(unix_ms(), None, format!("policy is now {policy}"));
                 self.save().await;
                 self.ask_policy();
                 (answer, None)
@@ -390,7 +391,8 @@ impl Deciding {
                 self.commands.remove(name);
                 self.known.remove(name);
                 self.controller.remove(name);
-                let what = "not in the configuration any more: left as it is, and counts no longer";
+                let what = "no longer in the configuration; it keeps its memory, which no longer \
+                            counts";
                 self.log
                     .push(unix_ms(), Some(name.to_string()), what.into());
                 continue;
@@ -557,7 +559,7 @@ impl Deciding {
         if let Some(why) = &failed
             && self.unsaved.is_none()
         {
-            tracing::error!("{why}; no VM is told anything until that is mended");
+            tracing::error!("{why}; no VM gets a command until this is fixed");
             self.log.push(unix_ms(), None, why.clone());
         }
         self.unsaved = failed;

@@ -138,8 +138,8 @@ impl CloudHypervisor {
         }
         let agent = match info.vsock {
             Some(path) if path.is_relative() => {
-                let why = "its vsock socket's path is relative to a folder that nobody tells; give --vsock \
-                           socket= a whole path";
+                let why =
+                    "its vsock socket has a relative path; give --vsock socket= an absolute path";
                 return Err(vmm.unfit(why.into()));
             }
             agent => agent.map(|path| AgentSocket {
@@ -185,9 +185,8 @@ impl CloudHypervisor {
             why: why.into(),
         };
         let mut seen = self.0.seen.lock().await;
-        let Seen { look: before, tell } = seen
-            .as_mut()
-            .ok_or_else(|| ended("it was not to be asked any more"))?;
+        let Seen { look: before, tell } =
+            seen.as_mut().ok_or_else(|| ended("polling has ended"))?;
         let now = self.look().await?;
         let reset = (now.memory != before.memory).then_some(Event::Reset);
         // After a reset the VM has other memory files.
@@ -197,7 +196,7 @@ impl CloudHypervisor {
             if tell.try_send(event).is_err() {
                 // The lost event may be a reset, so polling must end.
                 *seen = None;
-                return Err(ended("changes come faster than they are looked at"));
+                return Err(ended("changes come faster than they are handled"));
             }
         }
         *before = now;
@@ -349,7 +348,7 @@ impl Hypervisor for CloudHypervisor {
 
     async fn memory_map(&self, backend: &str) -> Result<Vec<Mapping>, HypervisorError> {
         if !cfg!(target_arch = "x86_64") {
-            let why = "where its zones lie is known for x86-64 only";
+            let why = "the layout of its zones is known for x86-64 only";
             return Err(self.unfit(why.into()).into());
         }
         let info = self.zoned().await?;
@@ -387,8 +386,8 @@ impl Hypervisor for CloudHypervisor {
     }
 
     async fn memory_devices(&self) -> Result<Vec<MemoryDevice>, HypervisorError> {
-        let why = "nobody tells how much its guest has of a zone's virtio-mem, only what it was asked to \
-                   have; use provisioner = \"demeter-balloon\"";
+        let why = "it reports only the requested size of a zone's virtio-mem, not the plugged size; \
+                   use provisioner = \"demeter-balloon\"";
         Err(self.unfit(why.into()).into())
     }
 

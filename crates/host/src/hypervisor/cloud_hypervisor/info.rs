@@ -166,20 +166,20 @@ impl Info {
             let Zone { id, .. } = zone;
             if zone.hugepages {
                 return Err(format!(
-                    "memory zone {id:?} has huge pages that are set aside, which a hole would give up; \
-                     leave hugepages=on out"
+                    "memory zone {id:?} has reserved huge pages, and a hole would lose the \
+                     reservation; remove hugepages=on"
                 ));
             }
             if zone.file.is_some() {
                 return Err(format!(
-                    "memory zone {id:?} has a file, which a reboot maps anew, and nobody tells of one; leave \
-                     file= out"
+                    "memory zone {id:?} has a file, which a reboot maps again without a notice; \
+                     remove file="
                 ));
             }
             if zone.hotplug_size.is_some() {
                 return Err(format!(
-                    "memory zone {id:?} has hotplug_size, and nobody tells how much its guest has of that; \
-                     leave hotplug_size= out"
+                    "memory zone {id:?} has hotplug_size, whose plugged part is not reported; remove \
+                     hotplug_size="
                 ));
             }
         }

@@ -42,8 +42,8 @@ pub(super) fn places(regions: &[Region], files: &[NamedFile]) -> Result<Vec<Mapp
                 region.guest
             )),
             _ => Err(format!(
-                "two runs of its memory have {bytes}, and nobody tells which is which; give its memory zones \
-                 sizes of which no two are alike, before and behind 3 GiB"
+                "two runs of its memory have {bytes} and cannot be distinguished; give its memory \
+                 zones sizes of which no two are alike, below and above 3 GiB"
             )),
         }
     };

@@ -151,13 +151,13 @@ impl Client {
         };
         client.be_let_in().await?;
         let name = Writer::default().u32(1).text(libvirt.uri()).u32(0);
-        let open = format!("{} to be opened", libvirt.uri());
+        let open = format!("a connection to {}", libvirt.uri());
         client.call(Procedure::OPEN, &open, name).await?;
         Ok(client)
     }
 
     async fn be_let_in(&mut self) -> Result<(), LibvirtError> {
-        let what = "to say who is let in";
+        let what = "its authentication methods";
         let ways = self.call(Procedure::AUTH_LIST, what, Writer::default());
         let ways = ways.await?;
         let mut body = Reader(&ways);
@@ -334,7 +334,7 @@ impl Client {
     }
 
     fn read<T>(&self, what: &str, read: Result<T, Malformed>) -> Result<T, LibvirtError> {
-        read.map_err(|Malformed| self.gone(format!("its answer on {what} makes no sense")))
+        read.map_err(|Malformed| self.gone(format!("its answer about {what} is invalid")))
     }
 }
 

@@ -86,7 +86,7 @@ async fn look(
         if found.send(domains).await.is_err() {
             return Err(LibvirtError::Gone {
                 socket: libvirt.socket(),
-                why: "nobody needs it any more".into(),
+                why: "the receiver has gone".into(),
             });
         }
         let until = Instant::now() + LIST_EVERY;

@@ -38,9 +38,9 @@ pub(crate) struct Cell {
 /// Reason why a domain cannot be managed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Lack {
-    #[error("it has no NUMA cell {0}, which is to be its {1} memory")]
+    #[error("it has no NUMA cell {0}, which should be its {1} memory")]
     Cell(NodeId, Tier),
-    #[error("its cell {0} has private memory, which cannot be given back")]
+    #[error("its cell {0} has private memory, which cannot be returned")]
     Private(NodeId),
     #[error("it has no channel {PORT} for the guest's agent")]
     Port,
@@ -65,8 +65,8 @@ impl Facts {
                 },
             }),
             _ => Err(format!(
-                "it has {} NUMA cells, {with_cpus} of them with CPUs, so that it is not known which is fast \
-                 memory and which is slow",
+                "it has {} NUMA cells, {with_cpus} of them with CPUs, so its fast and slow cells are \
+                 unknown",
                 self.cells.len()
             )),
         }

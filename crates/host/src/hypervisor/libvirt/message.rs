@@ -110,7 +110,7 @@ impl Message {
 pub(crate) enum DecodeError {
     #[error("a message of {0} bytes: this is not libvirt's protocol")]
     Length(usize),
-    #[error("version {0} of the protocol, where we know version {VERSION}")]
+    #[error("version {0} of the protocol; only version {VERSION} is supported")]
     Version(u32),
 }
 

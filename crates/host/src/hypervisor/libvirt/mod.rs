@@ -80,8 +80,8 @@ impl Libvirt {
 pub enum LibvirtError {
     /// The socket cannot be connected to.
     #[error(
-        "cannot connect to libvirt at {}: {source}; does libvirtd (or virtqemud) run? Another socket \
-         is named by libvirt.socket in the configuration", socket.display()
+        "cannot connect to libvirt at {}: {source}; does libvirtd (or virtqemud) run? Set \
+         libvirt.socket in the configuration for another socket", socket.display()
     )]
     Connect {
         /// The socket.
@@ -102,8 +102,8 @@ pub enum LibvirtError {
     },
     /// Permission denied.
     #[error(
-        "libvirt at {} does not let us in: {words}; run this as root, or let its user in (polkit's \
-         org.libvirt.unix.manage, auth_unix_rw in libvirtd.conf)", socket.display()
+        "libvirt at {} denies access: {words}; run this as root, or grant access to its user \
+         (polkit's org.libvirt.unix.manage, auth_unix_rw in libvirtd.conf)", socket.display()
     )]
     Access {
         /// The socket.

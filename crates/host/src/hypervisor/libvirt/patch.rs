@@ -94,8 +94,7 @@ fn mended(xml: &str, wanted: Wanted) -> Result<Mended, String> {
     let facts = Facts::read(xml)?;
     let document = parse(xml)?;
     let domain = document.root_element();
-    let devices =
-        child(domain, &["devices"]).ok_or("its XML has no <devices> to put anything in")?;
+    let devices = child(domain, &["devices"]).ok_or("its XML has no <devices>")?;
     let mut edits = Edits {
         xml,
         edits: vec![],
@@ -107,17 +106,22 @@ fn mended(xml: &str, wanted: Wanted) -> Result<Mended, String> {
         (false, _) => NODES,
         (true, Some(cells)) => cells,
         (true, None) => facts.tiers().map_err(|why| {
-            format!("{why}; say so by --fast-cell and --slow-cell, and in its section by fast.node and slow.node")
+            format!(
+                "{why}; name them with --fast-cell and --slow-cell, and in its section with \
+                     fast.node and slow.node"
+            )
         })?,
     };
     if tiers.fast == tiers.slow {
         return Err(
-            "one cell cannot be both tiers; give --fast-cell and --slow-cell two of them".into(),
+            "one cell cannot be both tiers; give --fast-cell and --slow-cell different cells"
+                .into(),
         );
     }
     if tiers != NODES {
         edits.note(format!(
-            "cell {} is fast memory and cell {} slow: say so in its section, fast.node = {} and slow.node = {}",
+            "cell {} is fast memory and cell {} slow: set in its section fast.node = {} and slow.node \
+             = {}",
             tiers.fast, tiers.slow, tiers.fast, tiers.slow
         ));
     }
@@ -153,7 +157,7 @@ fn mended(xml: &str, wanted: Wanted) -> Result<Mended, String> {
     let notes = std::mem::take(&mut edits.notes);
     let new = edits.apply()?;
     let lacks = Facts::read(&new)?.check(wanted.provisioner, tiers);
-    lacks.map_err(|lack| format!("{lack}, and there is no place to put it in"))?;
+    lacks.map_err(|lack| format!("{lack}, and its XML has no place for it"))?;
     Ok(Mended { xml: new, notes })
 }
 
@@ -168,8 +172,8 @@ fn split(domain: Node, wanted: Wanted) -> Result<PerTier<ByteCount>, String> {
     if fast.0 == 0 || slow.0 == 0 {
         let (whole, fast) = (whole.0 / MIB, fast.0 / MIB);
         return Err(format!(
-            "its {whole} MiB cannot be split into {fast} MiB of fast memory and the rest; give --fast-mib \
-             less than it has, and more than 0"
+            "its {whole} MiB cannot be split into {fast} MiB of fast memory and the rest; give \
+             --fast-mib a value above 0 and below its memory"
         ));
     }
     Ok(PerTier { fast, slow })
@@ -213,15 +217,15 @@ impl Edits<'_> {
             let was = self.xml[element.range()].to_owned();
             let why = match element.tag_name().name() {
                 "hugepages" => {
-                    "a hole in hugetlbfs gives up the page's reservation, and the VM would die of SIGBUS. \
-                     Transparent huge pages of shared memory serve instead \
+                    "a hole in hugetlbfs loses the page's reservation, and the VM could die of \
+                     SIGBUS. Use transparent huge pages of shared memory instead \
                      (/sys/kernel/mm/transparent_hugepage/shmem_enabled)"
                 }
                 "source" if element.attribute("type") != Some("memfd") => {
-                    "memory that can be given back lies in memfds"
+                    "only memory in memfds can be returned"
                 }
                 "access" if element.attribute("mode") != Some("shared") => {
-                    "private memory cannot be given back"
+                    "private memory cannot be returned"
                 }
                 _ => continue,
             };
@@ -254,17 +258,17 @@ impl Edits<'_> {
         }
         let Some(host) = host else {
             self.note(
-                "its cells are not bound to nodes of the host: it is not known which are fast memory and which \
-                 slow; give --fast-node and --slow-node, or <numatune> with a <memnode> for each cell, or its \
-                 memory lies anywhere",
+                "its cells are not bound to nodes of the host, whose tiers are unknown, so its memory \
+                 may lie anywhere; give --fast-node and --slow-node, or <numatune> with a <memnode> \
+                 for each cell",
             );
             return Ok(());
         };
         let memory = tune.and_then(|of| child(of, &["memory"]));
         if memory.is_some_and(|of| of.attribute("placement") == Some("auto")) {
             return Err(
-                "its <numatune> has placement='auto', beside which no cell can be bound; make it \
-                        placement='static' with a nodeset"
+                "its <numatune> has placement='auto', so no cell can be bound; use placement='static' \
+                 with a nodeset"
                     .into(),
             );
         }
@@ -327,9 +331,9 @@ impl Edits<'_> {
         host: Option<PerTier<HostTier>>,
     ) -> Result<(), String> {
         self.note(format!(
-            "a fast cell of {} MiB and a slow one of {} MiB: that is what the VM starts with, and the most that \
-             it can ever have of each; give --fast-mib and --slow-mib more, and it gives back what it is not to \
-             have",
+            "a fast cell of {} MiB and a slow one of {} MiB are the VM's boot memory and its maximum; \
+             larger values of --fast-mib and --slow-mib let it grow later, and it returns the surplus \
+             until then",
             tiers.fast.0 / MIB,
             tiers.slow.0 / MIB
         ));
@@ -348,7 +352,8 @@ impl Edits<'_> {
             Some(speeds) => interconnects(speeds),
             None => {
                 self.note(
-                    "the guest is not told how fast its cells are: the host's firmware does not say \
+                    "the guest does not learn the speed of its cells, because the host's firmware \
+                     does not report it \
                      (/sys/devices/system/node/node*/access0/initiators/read_latency)",
                 );
                 String::new()
@@ -437,7 +442,7 @@ impl Edits<'_> {
         let mut done = 0;
         for (range, new) in self.edits {
             let kept = self.xml.get(done..range.start);
-            text += kept.ok_or("its XML is made so that it has to be changed by hand")?;
+            text += kept.ok_or("its XML cannot be patched automatically; change it by hand")?;
             text += &new;
             done = range.end;
         }

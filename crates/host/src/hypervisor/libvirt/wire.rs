@@ -36,7 +36,7 @@ impl Wire for Monitor {
     }
 
     fn command(&self, id: u64, name: &str, arguments: Value) -> Result<Vec<u8>, String> {
-        let serial = u32::try_from(id).map_err(|_| "all numbers of commands are used up")?;
+        let serial = u32::try_from(id).map_err(|_| "the command numbers are exhausted")?;
         let command = json!({"execute": name, "arguments": arguments}).to_string();
         let body = self.domain.write(Writer::default()).text(&command).u32(0);
         Ok(Carrier::call(Procedure::MONITOR_COMMAND, serial, body))
@@ -45,7 +45,7 @@ impl Wire for Monitor {
 
 impl Monitor {
     fn carried(&self, message: &Carrier) -> Result<Message, String> {
-        let malformed = |Malformed| "a message is not as its type says".to_owned();
+        let malformed = |Malformed| "a message does not match its type".to_owned();
         match (message.kind, message.procedure) {
             (REPLY, Procedure::MONITOR_COMMAND) => {
                 let id = message.serial.into();

@@ -36,7 +36,7 @@ impl Writer {
 
 /// Error: a value is truncated, too long or no text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a message is not as its type says")]
+#[error("a message does not match its type")]
 pub(crate) struct Malformed;
 
 /// Decodes values from the front.

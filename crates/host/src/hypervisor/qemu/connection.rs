@@ -401,7 +401,7 @@ impl<W: Wire> Task<W> {
             step = tokio::select! {
                 call = calls.recv() => match call {
                     Some(call) => self.send(call).await,
-                    None => Err("nobody needs it any more".into()),
+                    None => Err("the last handle was dropped".into()),
                 },
                 read = read_some(&mut self.stream, &mut self.wire) => match read {
                     Ok(()) => self.take_in(),
@@ -427,7 +427,7 @@ impl<W: Wire> Task<W> {
         let limit = self.shared.command_timeout;
         match timeout(limit, self.stream.write_all(&bytes)).await {
             Ok(written) => written.map_err(|error| error.to_string()),
-            Err(_) => Err("the other side reads nothing".into()),
+            Err(_) => Err("the other side does not read".into()),
         }
     }
 
@@ -448,7 +448,7 @@ impl<W: Wire> Task<W> {
                     self.shared.told.fetch_add(1, Ordering::Relaxed);
                     // The lost event may be a reset. A new connection asks for everything again.
                     if let Err(mpsc::error::TrySendError::Full(_)) = self.events.try_send(event) {
-                        return Err("events come faster than they are looked at".into());
+                        return Err("events come faster than they are handled".into());
                     }
                     continue;
                 }

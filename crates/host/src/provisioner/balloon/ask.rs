@@ -180,7 +180,7 @@ impl<B: Backing> Guest<B> {
                 .ok_or_else(|| {
                     let (start, bytes) = (range.start, range.bytes.0);
                     hostile(&format!(
-                        "{start} and {bytes:#x} bytes is no range of whole pages"
+                        "{start} and {bytes:#x} bytes is not a range of whole pages"
                     ))
                 })?;
             for part in parts(range, self.backing.plugged()) {
@@ -250,9 +250,9 @@ fn is_plugged(part: PhysRange, plugged: &[PhysRange]) -> bool {
 }
 
 /// Error for an agent that cannot show a nonce in this VM's memory.
-const ELSEWHERE: &str = "the agent does not speak for this VM: it could not show in the VM's memory \
-                         what it was given; check that `agent` and `qmp` in the configuration are \
-                         sockets of the same VM";
+const ELSEWHERE: &str = "the agent does not speak for this VM: it could not show a nonce in the VM's \
+                         memory; check that `agent` and `qmp` in the configuration are sockets of the \
+                         same VM";
 
 /// A random nonce.
 fn nonce() -> io::Result<Nonce> {

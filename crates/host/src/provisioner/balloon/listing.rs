@@ -119,7 +119,7 @@ impl<B: Backing> Guest<B> {
         let goes_on = matches!(listing.state, State::Asking(end) if end > from);
         if more && !goes_on {
             // Each part must name new pages; otherwise the list would never end.
-            return Err(hostile("its list does not go on"));
+            return Err(hostile("its list makes no progress"));
         }
         Ok(more)
     }
