@@ -152,13 +152,14 @@ thread_local! {
         .expect("a runtime");
 }
 
-/// Runs a case to its end, on a paused clock that advances only when all tasks are idle.
+/// Runs a case to its end. The clock is paused and advances only when all tasks are idle.
 pub fn run(case: impl Future<Output = ()>) {
     RUNTIME.with(|runtime| runtime.block_on(case));
 }
 
-/// Shared memory in place of a kernel's or device's, and a path to open it again. The file has no
-/// name, so nothing stays behind.
+/// Shared memory in place of a kernel's or device's.
+///
+/// Also returns a path to open it again. The file has no name, so nothing stays behind.
 pub fn shared_memory(name: &str, bytes: u64) -> (PathBuf, File) {
     let path = PathBuf::from(format!(
         "/dev/shm/demeter-fuzz-{name}-{}",

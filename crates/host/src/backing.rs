@@ -11,7 +11,7 @@ use crate::outside::MayWait;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileOffset(pub u64);
 
-/// A part of the file that backs one tier of one VM, found by [`Backing::resolve`].
+/// A part of a tier's memory file, found by [`Backing::resolve`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Extent {
     /// Tier of the file.

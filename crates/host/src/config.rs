@@ -94,7 +94,8 @@ pub enum Manage {
 pub struct HistoryConfig {
     /// Run time of the VM between two scans of its access bits, milliseconds.
     pub interval_ms: u64,
-    /// Number of the last 32 scans that must find a block of 2 MiB accessed for it to be hot.
+    /// Hotness threshold, 1 to 32. A block of 2 MiB is hot if at least this many of its last 32
+    /// scans found it accessed.
     pub hot_ones: u32,
 }
 
@@ -127,8 +128,8 @@ pub struct VmConfig {
     /// Socket of the guest agent's port (org.demeter.0). Not needed with libvirt and Cloud
     /// Hypervisor, which report it.
     pub agent: Option<PathBuf>,
-    /// User that the hypervisor must run as; by default root or the controller's own user. With
-    /// libvirt, libvirt.owner_uid applies instead.
+    /// User that the hypervisor must run as. By default it is root or the controller's own user.
+    /// With libvirt, libvirt.owner_uid applies instead.
     pub owner_uid: Option<u32>,
     /// Component that moves the VM's memory between tiers. With `history`, and with `auto` while no
     /// agent is connected, the tiers are the host's nodes, and the VM's fast memory is kept within
@@ -144,12 +145,13 @@ pub struct VmConfig {
     /// Weight of the VM under the policy "shares".
     #[serde(default = "default_share")]
     pub share: u32,
-    /// Balloon memory that the guest's kernel may reclaim by itself when it runs out of memory,
-    /// MiB. It counts as owned slow memory and as guaranteed.
+    /// Out-of-memory allowance, MiB. The guest's kernel may reclaim this much of the balloon by
+    /// itself. It counts as owned slow memory and as guaranteed.
     #[serde(default = "default_oom_mib")]
     pub oom_mib: u64,
-    /// If set, `memory.max` of the VM's own cgroup (v2) is kept at the VM's owned memory plus this
-    /// many MiB for QEMU itself. Start with 256 MiB plus 4 MiB for each GiB of the VM's memory.
+    /// Extra memory of the VM's hard limit, MiB. If set, `memory.max` of the VM's own cgroup (v2)
+    /// is kept at its owned memory plus this value, which is for QEMU itself. Start with 256 MiB
+    /// plus 4 MiB for each GiB of the VM's memory.
     pub hard_limit_extra_mib: Option<u64>,
     /// Fast memory.
     pub fast: TierConfig,
@@ -172,7 +174,7 @@ pub struct TierConfig {
     /// Minimum size of the tier, MiB.
     #[serde(default)]
     pub guarantee_mib: u64,
-    /// Maximum size of the tier, MiB; by default all the memory that the hypervisor gave it.
+    /// Maximum size of the tier, MiB. By default it is all the memory that the hypervisor gave it.
     pub limit_mib: Option<u64>,
 }
 
@@ -313,7 +315,7 @@ impl VmConfig {
         TierBytes::from_fn(|tier| mib(self.tier(tier).size_mib))
     }
 
-    /// Minimum size of each tier, including memory that the guest's kernel may reclaim by itself.
+    /// Minimum size of each tier. It includes memory that the guest's kernel may reclaim by itself.
     pub fn guarantees(&self) -> TierBytes {
         let configured = |tier| mib(self.tier(tier).guarantee_mib);
         TierBytes {
@@ -362,7 +364,7 @@ impl VmConfig {
         with == *other && self.manage == Manage::Agent
     }
 
-    /// Memory that the VM's process may use beyond what the VM owns, if that is limited.
+    /// Memory of the VM's process beyond what the VM owns, if limited.
     pub fn hard_limit_extra(&self) -> Option<ByteCount> {
         let extra = mib(self.hard_limit_extra_mib?);
         Some(ByteCount(extra.0.saturating_add(self.oom().0)))
@@ -410,7 +412,7 @@ impl VmConfig {
         named.or_else(|| self.libvirt.as_ref().and_then(|_| of_cell()))
     }
 
-    /// Checks who runs it; says whether the agent's socket is known, or will be.
+    /// Checks the hypervisor's keys. Returns whether the agent's socket is or will be known.
     fn check_hypervisor(&self, name: &VmName) -> Result<bool, ConfigError> {
         let known_by = match (&self.qmp, &self.libvirt, &self.cloud_hypervisor) {
             (Some(_), None, None) => return Ok(self.agent.is_some()),

@@ -139,7 +139,7 @@ fn ended() -> io::Error {
 pub struct Opener {
     /// The process that runs the VM.
     pub process: PeerProcess,
-    /// A user whose processes may also open sockets of the VM: a daemon that passes them to its
+    /// A user whose processes may also open sockets of the VM. Such a daemon passes them to its
     /// hypervisors and may have restarted since.
     pub user: Option<u32>,
 }

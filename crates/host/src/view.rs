@@ -119,7 +119,8 @@ pub struct VmView {
     pub committed: TierView,
     /// Memory that the VM owned when last asked.
     pub owned: Option<TierView>,
-    /// Upper bound of the memory that it holds: all its memory until it was verified to own less.
+    /// Upper bound of the memory that it holds. It is all its memory until the VM was verified to
+    /// own less.
     #[serde(default)]
     pub may_hold: TierView,
     /// Its guarantee.

@@ -33,8 +33,9 @@ pub enum AskError {
     },
 }
 
-/// Sends `question`, such as `GET /v1/status`, with a JSON `body`, and returns the answer's body.
-/// `limit` covers the whole exchange.
+/// Sends a question and returns the answer's body.
+///
+/// `question` has the form `GET /v1/status`, `body` is JSON, and `limit` covers the whole exchange.
 pub fn ask(socket: &Path, question: &str, body: &str, limit: Duration) -> Result<String, AskError> {
     let stream = UnixStream::connect(socket)?;
     ask_over(stream, question, body, limit, ANSWER_BYTES_MAX)

@@ -32,8 +32,8 @@ pub use message::{
 };
 pub use text::shown;
 
-/// The guest's vsock port of the relay, for hypervisors with vsock instead of named virtio-serial
-/// ports.
+/// The guest's vsock port of the relay.
 ///
-/// Ports below 1024 need CAP_NET_BIND_SERVICE in the guest (net/vmw_vsock/af_vsock.c).
+/// It is used with hypervisors that have vsock instead of named virtio-serial ports. Ports below
+/// 1024 need CAP_NET_BIND_SERVICE in the guest (net/vmw_vsock/af_vsock.c).
 pub const VSOCK_PORT: u32 = 1017;

@@ -169,7 +169,7 @@ pub struct Stats {
     pub fast_hit: Option<Permille>,
     /// Cost and benefit of moves; `None` without an agent.
     pub relocation: Option<Relocation>,
-    /// Memory that the driver gave back by itself since boot, because the guest ran out of memory.
+    /// Memory that the driver gave back by itself since boot. The guest had run out of memory.
     pub oom_returned: ByteCount,
     /// Use of each node, at most [`NODES_MAX`].
     pub nodes: Vec<NodeStats>,

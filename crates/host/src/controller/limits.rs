@@ -12,8 +12,8 @@ pub struct Limits {
     pub guarantee: TierBytes,
     /// Maximum size.
     pub limit: TierBytes,
-    /// Slow memory that the driver may give back to the guest by itself when the guest runs out of
-    /// memory. Part of the desired size; at most the slow guarantee.
+    /// Out-of-memory allowance: slow memory that the driver may give back by itself. Part of the
+    /// desired size; at most the slow guarantee.
     pub oom: ByteCount,
 }
 

@@ -367,7 +367,7 @@ impl Controller {
         ByteCount(committed.fold(0, u64::saturating_add))
     }
 
-    /// The most that VMs may hold of a tier, including memory that is not committed.
+    /// Upper bound of a tier's memory that VMs hold, committed or not.
     pub fn may_hold(&self, tier: Tier) -> ByteCount {
         let held = self.vms.values().map(|vm| vm.may_hold(tier));
         ByteCount(held.fold(0, u64::saturating_add))

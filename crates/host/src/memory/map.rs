@@ -26,7 +26,7 @@ pub struct Piece {
     pub range: PhysRange,
     /// The tier, and so the file.
     pub tier: Tier,
-    /// Position of the first byte in the tier's file, or in all its files laid end to end.
+    /// Position of the first byte in the tier's file. Several files count as laid end to end.
     pub offset: FileOffset,
 }
 

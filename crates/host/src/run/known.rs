@@ -21,7 +21,7 @@ pub(super) struct Known {
     nodes: PerTier<NodeId>,
     /// Memory returned to the host.
     pub returned: ByteCount,
-    /// How often the VM used memory that it did not own, and how much the last time.
+    /// Number of overruns, and the size of the latest.
     pub overruns: u64,
     pub overrun: TierBytes,
     /// Reason why it cannot be managed.

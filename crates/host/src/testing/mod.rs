@@ -121,7 +121,7 @@ impl FakeVm {
         .unwrap()
     }
 
-    /// Starts a libvirtd with this VM as its domain "db", and replaces the former one. `runs` is
+    /// Starts a libvirtd with this VM as its domain "db". It replaces the former one. `runs` is
     /// whether the domain runs.
     pub fn libvirt(&self, runs: bool) -> Libvirt {
         let pid = std::process::id().to_string();

@@ -155,12 +155,12 @@ impl Info {
         })
     }
 
-    /// The guest-physical layout of the zones: end to end from address 0, with a hole from 3 to 4
-    /// GiB.
+    /// The guest-physical layout of the zones.
     ///
-    /// A zone that meets the hole continues above it in a second region (arch_memory_regions in
-    /// arch/src/x86_64/mod.rs, create_memory_regions_from_zones in vmm/src/memory_manager.rs). The
-    /// error is the reason why the layout is unknown or unreliable.
+    /// Zones lie end to end from address 0, with a hole from 3 to 4 GiB. A zone that meets the hole
+    /// continues above it in a second region (arch_memory_regions in arch/src/x86_64/mod.rs,
+    /// create_memory_regions_from_zones in vmm/src/memory_manager.rs). The error is the reason why
+    /// the layout is unknown or unreliable.
     pub fn regions(&self) -> Result<Vec<Region>, String> {
         for zone in &self.zones {
             let Zone { id, .. } = zone;

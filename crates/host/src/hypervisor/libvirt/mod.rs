@@ -168,7 +168,8 @@ impl From<LibvirtError> for HypervisorError {
     }
 }
 
-/// Connects to the QEMU of a running domain and checks that it supports `provisioner` on `nodes`.
+/// Connects to the QEMU of a running domain. Checks that the domain supports `provisioner` on
+/// `nodes`.
 pub async fn connect(
     libvirt: &Libvirt,
     outside: &Outside,

@@ -16,12 +16,11 @@ use super::domain::{Facts, cells_of, child, parse, size};
 pub struct Wanted {
     /// The provisioner that will change its size.
     pub provisioner: ProvisionerKind,
-    /// Size of the fast cell, if the domain does not have two cells yet; by default a quarter of
-    /// its memory.
+    /// Size of a new fast cell; by default a quarter of the domain's memory.
     pub fast: Option<ByteCount>,
-    /// Size of the slow cell; by default the rest of its memory.
+    /// Size of a new slow cell; by default the rest of the memory.
     pub slow: Option<ByteCount>,
-    /// Cells of the tiers, if the domain has cells and their tiers are not obvious.
+    /// Cells of the tiers. Required if the domain has cells whose tiers are not obvious.
     pub cells: Option<PerTier<NodeId>>,
     /// The host's tiers, if it has two.
     pub host: Option<PerTier<HostTier>>,

@@ -26,8 +26,7 @@ pub struct RamRange {
     pub region: String,
 }
 
-/// The ranges of memory in the CPUs' address space, in the order of the text; an error for invalid
-/// text.
+/// The memory ranges of the CPUs' address space, in text order; an error for invalid text.
 ///
 /// Read-only ranges are included. Firmware makes parts of ordinary memory (below 1 MiB) read-only
 /// and writable again during boot, and the layout must not depend on the time of the question.
