@@ -360,7 +360,7 @@ impl VmConfig {
             slow: sizes_of(&self.slow, &other.slow),
             ..self.clone()
         };
-        // Histories are sized by the VM's memory, so such a VM must be set up again.
+        // The history thread is created with the configured sizes, so a change needs a new task.
         with == *other && self.manage == Manage::Agent
     }
 
