@@ -1,7 +1,8 @@
-//! The host's balloon against a guest that says what it likes, forgets, restarts and falls silent: only what
-//! the guest named in its own memory is punched, after a proof, while its driver may give nothing back by
-//! itself; a lie touches nothing, a restart no more than one batch, a call ends in time, and with an honest
-//! guest the figures are true. One file, because the guest, its memory and its driver are one story.
+//! The host's balloon against a hostile guest that also forgets, restarts and falls silent.
+//!
+//! Only pages that the guest named in its own memory are punched, after a proof, while the driver's
+//! allowance is zero. A lie punches nothing, a restart at most one batch, and each call ends in
+//! time. With an honest guest the reported sizes are right.
 #![no_main]
 
 use std::io;
@@ -29,9 +30,9 @@ use tokio::time::{Instant, timeout};
 
 #[derive(Debug, Arbitrary)]
 struct Script {
-    /// Whether the honest driver holds pages that do not touch, as long as there are any.
+    /// Whether the honest driver prefers pages that do not touch.
     scatters: bool,
-    /// To one question of the host after the other; honest afterwards.
+    /// Replies to the host's questions, in order; honest afterwards.
     replies: Vec<Reply>,
     calls: Vec<Call>,
 }
@@ -43,7 +44,7 @@ enum Reply {
     Lie(Vec<Said>),
     Before(Said),
     After(Said),
-    /// The agent alone, or the guest with it; after an honest answer or without one.
+    /// Restarts the agent or the guest, with or without an honest answer first.
     Restart {
         is_reset: bool,
         answers: bool,
@@ -53,7 +54,7 @@ enum Reply {
 #[derive(Debug, Arbitrary)]
 enum Call {
     Actual,
-    /// Tier, pages, and bytes that make no page.
+    /// Tier, pages, and extra bytes below a page.
     Set(bool, u16, u8),
     /// The guest uses a page, held or not.
     Touch(bool, u16),
@@ -71,10 +72,10 @@ const NODES: PerTier<NodeId> = PerTier {
     slow: NodeId(1),
 };
 
-/// Of a batch (`HOLES_MAX`).
+/// Maximum number of holes in a batch (`HOLES_MAX`).
 const HOLES_MAX: usize = 512;
 
-/// Ranges in an honest answer to a question for a list.
+/// Ranges in one part of an honest list.
 const LISTED_MAX: usize = 100;
 
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -105,7 +106,7 @@ fn map() -> MemoryMap {
     MemoryMap::new(LAYOUT.iter().map(piece).collect()).unwrap()
 }
 
-/// Where the guest has a page of a tier's file.
+/// Guest page of a page in a tier's file.
 fn guest_page(tier: Tier, page: usize) -> u64 {
     let page = page as u64;
     let holds =
@@ -119,20 +120,20 @@ fn file_pages(extent: Extent) -> std::ops::Range<usize> {
     first..first + (extent.len.0 / PAGE_SIZE) as usize
 }
 
-/// What is true of the VM's memory, by page of each file.
+/// The true state of the VM's memory, by page of each file.
 struct Truth {
     is_backed: PerTier<Vec<bool>>,
-    /// The guest named it as held: in this run of its agent, in one before.
+    /// Pages that the guest named as held, in this run of its agent and in earlier ones.
     is_named: PerTier<Vec<bool>>,
     was_named: PerTier<Vec<bool>>,
-    /// Holes that may still be made in what was only named before the agent's last start: a batch, if it
-    /// confirmed right before that it was there.
+    /// Holes that are still allowed in pages named before the agent's last start: one batch, if it
+    /// answered a ping right before.
     stale_holes: usize,
     is_proved: PerTier<bool>,
-    /// Where a nonce lies.
+    /// Place of a nonce.
     shown: Option<(Tier, usize, Nonce)>,
     is_punched_since_question: bool,
-    /// What the driver may give back by itself.
+    /// The driver's out-of-memory allowance.
     allowed: ByteCount,
 }
 
@@ -201,7 +202,7 @@ impl Memory {
         self.truth.lock().unwrap()
     }
 
-    /// The guest has said this.
+    /// Records that the guest has sent this message.
     fn note(&self, message: &Message) {
         let (Message::Inflated(part) | Message::Held(part)) = message else {
             return;
@@ -270,7 +271,7 @@ impl Guest {
         let mut out = vec![];
         self.say(self.hello(), &mut out);
         loop {
-            // Who has hung up hears nothing.
+            // The host may have hung up.
             let _ = pipe.write_all(&out).await;
             out.clear();
             let Ok(read @ 1..) = pipe.read(&mut bytes).await else {
@@ -305,14 +306,14 @@ impl Guest {
         match said.message(last) {
             Ok(message) => self.say(message, out),
             Err(raw) => {
-                // What it means, if it means anything.
+                // The meaning of the raw bytes, if any.
                 let mut decoder = Decoder::default();
                 decoder.push(&raw);
                 decoder.push(&[0]);
                 while let Some(found) = decoder.next().transpose() {
                     found.iter().for_each(|message| self.memory.note(message));
                 }
-                // Ends whatever it began.
+                // Zeros end any frame that they begin.
                 out.extend(raw);
                 out.push(0);
             }
@@ -438,7 +439,7 @@ impl Guest {
         all.filter(|(_, is)| **is).map(|(page, _)| page).collect()
     }
 
-    /// Makes pages held, or free; says which.
+    /// Makes pages held or free, and returns them.
     fn turn(&mut self, tier: Tier, count: usize, held: bool) -> Vec<usize> {
         let order: Vec<usize> = match self.scatters {
             true => (1..pages(tier))

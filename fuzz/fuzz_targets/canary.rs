@@ -1,4 +1,4 @@
-//! Must fail: an engine that does not find this is blind, or nobody looks at what it says.
+//! Must fail: it proves that the fuzzer finds failures and that they are reported.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

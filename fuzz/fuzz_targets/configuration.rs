@@ -1,5 +1,5 @@
-//! Any text as the controller's configuration, the agent's, or the state file: taken or refused in one
-//! line. What is taken as state is written again as it was read.
+//! Any text as the controller's configuration, the agent's, or the state file: accepted, or refused
+//! in one line. An accepted state is saved unchanged.
 #![no_main]
 
 use std::fs;
@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 use demeter_host::store::Store;
 use libfuzzer_sys::fuzz_target;
 
-/// In memory: a million files go by.
+/// In memory, because a campaign writes a million files.
 static FILE: LazyLock<PathBuf> = LazyLock::new(|| {
     let name = format!("demeter-fuzz-{}", std::process::id());
     std::path::Path::new("/dev/shm").join(name)
@@ -29,7 +29,7 @@ fuzz_target!(|input: (u8, &str)| {
         _ => match Store::open(&FILE) {
             Ok((store, ledger)) => {
                 store.save(&ledger).unwrap();
-                // As long as it is open, nobody else opens it.
+                // An open store is locked, so close it first.
                 drop(store);
                 assert_eq!(Store::open(&FILE).unwrap().1, ledger);
                 None

@@ -1,5 +1,6 @@
-//! Any observations of three VMs, in any order, answers to commands that were never sent among them:
-//! what is committed never exceeds the pool, and one VM has one command at a time.
+//! Any observations of three VMs, in any order, including answers to commands that were never sent.
+//!
+//! Committed memory never exceeds the pool, and each VM has at most one command at a time.
 #![no_main]
 
 use std::collections::BTreeSet;
@@ -51,7 +52,7 @@ fuzz_target!(|script: Vec<(u8, Told)>| {
     let mut sent = vec![];
     for (which, told) in script {
         let name = &names[usize::from(which) % names.len()];
-        // Of a command that was sent, or of none.
+        // The ticket of a sent command, or an invented one.
         let ticket = |index: u8| match sent.get(usize::from(index)) {
             Some(ticket) => *ticket,
             None => Ticket(index.into()),

@@ -1,4 +1,4 @@
-//! Any tracepoint format and record is survived, and any findings: observations are of mapped blocks.
+//! Any tracepoint format and records: no panic, and observations lie in mapped blocks.
 #![no_main]
 
 use std::num::NonZero;

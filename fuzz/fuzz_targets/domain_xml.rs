@@ -1,4 +1,4 @@
-//! Any text as the XML of a libvirt domain: mended, or refused in one line.
+//! Any text as the XML of a libvirt domain: repaired, or refused in one line.
 #![no_main]
 
 use demeter_host::hypervisor::libvirt::fuzz::xml;

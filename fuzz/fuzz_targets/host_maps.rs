@@ -1,5 +1,5 @@
-//! Any mappings of a hypervisor, and any text in their place: an address is traced to a file exactly when
-//! each of its pages is. Any pieces make a map that resolves what they say, or none.
+//! Any mappings of a hypervisor, and any text in their place: an address has a file exactly if each
+//! of its pages has. Any pieces make a map that resolves accordingly, or none.
 #![no_main]
 
 use std::fmt::Write;
@@ -33,7 +33,7 @@ struct Line<'a> {
     name: &'a str,
 }
 
-/// What lies in one page: the file's inode and the page in it, if it may be punched.
+/// Inode and page of the file behind a page, if the page may be punched.
 fn page_of(lines: &[Line], page: u64) -> Option<(u64, u64)> {
     let mut at = 0;
     for line in lines {
@@ -58,7 +58,7 @@ fuzz_target!(|input: Input| {
             if line.is_shared { "s" } else { "p" },
         ]
         .concat();
-        // The kernel writes line feeds of names as \012.
+        // The kernel writes line feeds in names as \012.
         let name = line.name.replace(['\n', '\r'], "\\012");
         let (offset, inode) = (u64::from(line.offset) * PAGE_SIZE, line.inode);
         writeln!(

@@ -1,4 +1,5 @@
-//! Any bytes in the lab's shared memory: an accepted layout lies inside it, records are users'.
+//! Any bytes in the lab's shared memory: an accepted layout lies inside it, and records are user
+//! accesses.
 #![no_main]
 
 use demeter_guest::tracker::lab::{Layout, records};

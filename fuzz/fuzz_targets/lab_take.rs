@@ -1,5 +1,7 @@
-//! The lab's device with heads, tails, counts and records of somebody else's choice: a drain gives no more
-//! than it was asked for, says what cannot be, and is in step with the next one.
+//! The lab's device with any heads, tails, counts and records.
+//!
+//! A drain returns at most the requested number of records, reports invalid ones, and leaves the
+//! ring in step.
 #![no_main]
 
 use std::fs::File;
@@ -20,13 +22,13 @@ struct Turn {
     head: Option<u64>,
     tail: Option<u64>,
     dropped: u64,
-    /// Where records are written, and what they are.
+    /// Place and content of written records.
     at: u8,
     addresses: Vec<(u64, u64)>,
     max: u8,
 }
 
-/// As `crates/lab/plugin/shared_page.h` has them.
+/// Constants of `crates/lab/plugin/shared_page.h`.
 const CONTROL: u64 = 4096;
 const HEADER: u64 = 64;
 const RECORD: u64 = 32;

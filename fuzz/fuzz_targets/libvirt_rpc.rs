@@ -1,4 +1,4 @@
-//! Any bytes of a libvirt daemon, in pieces of any size: messages, or refused.
+//! Any bytes of a libvirt daemon, in pieces of any size: decoded, or refused.
 #![no_main]
 
 use demeter_host::hypervisor::libvirt::fuzz::rpc;

@@ -1,6 +1,7 @@
-//! Any bytes of a guest in the host's link, with questions and silence in between: who is there and what it
-//! reported is what it said last, an answer answers the question of this session, none comes after the
-//! last, and whoever asks is not kept waiting.
+//! Any bytes of a guest in the host's link, with questions and silence in between.
+//!
+//! Session and statistics are the guest's latest. An answer belongs to a question of this session,
+//! no answer follows the last one, and no caller waits too long.
 #![no_main]
 
 use std::time::Duration;
@@ -26,16 +27,16 @@ enum Step {
 
 const FIRST: u64 = 1 << 40;
 
-/// The link waits so long for an answer to be taken, and a little.
+/// The link's time limit for delivering an answer, and a little more.
 const SETTLED: Duration = Duration::from_millis(2001);
 
-/// No asker waits longer.
+/// Time limit of every call.
 const SOON: Duration = Duration::from_secs(3);
 
-/// After so long a guest may count as silent, and after so long it must.
+/// Silence after which a guest may count as gone, and after which it must.
 const SILENCE: [Duration; 2] = [Duration::from_secs(6), Duration::from_secs(14)];
 
-/// What the link must know.
+/// The expected state of the link.
 #[derive(Default)]
 struct Known {
     decoder: Decoder,
@@ -64,7 +65,7 @@ impl Known {
         }
     }
 
-    /// Leaves no doubt whether the guest was silent for too long.
+    /// Waits until it is certain whether the guest was silent for too long.
     async fn settle(&mut self) {
         if let Some(heard_at) = self.heard_at
             && Instant::now() > heard_at + SILENCE[0]
@@ -92,7 +93,7 @@ struct Open {
     is_answered: bool,
 }
 
-/// Whatever the host says is well said.
+/// Checks that all messages of the host are valid.
 async fn listen(mut host: ReadHalf<DuplexStream>) {
     let (mut decoder, mut bytes) = (Decoder::default(), [0; 4096]);
     while let Ok(read @ 1..) = host.read(&mut bytes).await {
@@ -164,7 +165,7 @@ async fn case(script: Vec<Step>) {
                 let session = SessionId(session.into());
                 asked += 1;
                 open = None;
-                // Nobody answers meanwhile.
+                // No answer comes meanwhile.
                 let confirmed = timeout(SOON, agent.confirm(session)).await;
                 assert!(!matches!(confirmed, Ok(Ok(()))), "confirmed by nobody");
             }

@@ -1,4 +1,4 @@
-//! Any bytes in a perf ring: bounded steps, at most one error, and that at the end.
+//! Any bytes in a perf ring: a bounded number of records, then at most one error.
 #![no_main]
 
 use demeter_guest::tracker::perf::{Record, access, raw, records};

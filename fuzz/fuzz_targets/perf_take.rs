@@ -1,5 +1,6 @@
-//! A perf ring whose head, tail and contents are somebody else's: what is taken is what lies between
-//! them, word for word, or an error; and afterwards the ring is in step.
+//! A perf ring with any head, tail and contents.
+//!
+//! The result is the bytes between head and tail, or an error. Afterwards the ring is in step.
 #![no_main]
 
 use std::fs::File;
@@ -11,16 +12,16 @@ use libfuzzer_sys::fuzz_target;
 
 #[derive(Debug, Arbitrary)]
 struct Turn {
-    /// How far the head goes, and where it is put instead if it jumps.
+    /// Forward step of the head, and its absolute position if it jumps.
     forward: u16,
     jump: Option<u64>,
     tail: Option<u64>,
-    /// Where something is written, and what.
+    /// Place and content of written bytes.
     at: u16,
     bytes: Vec<u8>,
 }
 
-/// As `linux/perf_event.h` has them.
+/// Constants of `linux/perf_event.h`.
 const HEAD: u64 = 1024;
 const TAIL: u64 = 1032;
 const CONTROL: u64 = 4096;
@@ -76,7 +77,7 @@ fn case(turns: Vec<Turn>, file: &File, ring: &Ring) {
         let expected =
             (0..if sound { len } else { 0 }).map(|i| data[(tail.wrapping_add(i) % DATA) as usize]);
         assert!(expected.eq(taken.iter().copied()));
-        // In step again, and empty.
+        // The ring is in step again, and empty.
         assert_eq!(word(file, TAIL), head & !7);
         put(file, HEAD, head & !7);
         assert_eq!(ring.take(&mut taken), Ok(()));

@@ -1,4 +1,4 @@
-//! Any text as a maps file: ranges come out sorted and disjoint.
+//! Any text as a maps file: the ranges are sorted and disjoint.
 #![no_main]
 
 use demeter_guest::maps::parse_maps;

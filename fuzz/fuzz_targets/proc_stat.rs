@@ -1,4 +1,4 @@
-//! Any bytes as a process's stat file; a name of any bytes does not hide when a process started.
+//! Any bytes as a process's stat file: no name can hide the start time.
 #![no_main]
 
 use demeter_guest::targets::parse_stat;

@@ -1,5 +1,6 @@
-//! Any bytes in the pipe between guest and host, in pieces of any size: whatever is understood
-//! can be said again, and a whole frame that follows is understood at once.
+//! Any bytes in the pipe between guest and host, in pieces of any size.
+//!
+//! A decoded message can be encoded again, and a whole frame that follows is decoded at once.
 #![no_main]
 
 use demeter_proto::{Decoder, Message, encode};

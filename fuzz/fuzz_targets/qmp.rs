@@ -1,5 +1,5 @@
-//! Any bytes on a QMP socket, in any pieces, are messages or refused; any text of a memory tree
-//! is ranges or refused.
+//! Any bytes on a QMP socket, in pieces of any size, and any text as a memory tree: decoded, or
+//! refused.
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! Any bytes as a recording of an agent: events that a replay takes or refuses, then at most one error.
+//! Any bytes as a recording of an agent: events that a replay accepts or refuses, then at most one
+//! error.
 #![no_main]
 
 use std::path::Path;

@@ -1,5 +1,6 @@
-//! Any messages to the guest's relay, while hosts come and go and the kernel runs out of memory: what
-//! it names as held is held at that moment, and what it says stays in proportion to what it was asked.
+//! Any messages to the guest's relay, while hosts reconnect and the kernel runs out of memory.
+//!
+//! Ranges that it names are held at that moment, and its output is proportional to its input.
 #![no_main]
 
 use std::collections::BTreeSet;
@@ -20,7 +21,7 @@ enum Told {
     Welcome(bool),
     Inflate(u8, u8, u16),
     Deflate(u8, u8, u16),
-    /// A size that is no number of pages.
+    /// A size that is not a whole number of pages.
     Odd(u8, u8, u64),
     List(u8, u8),
     Prove(u8, u8),
@@ -45,7 +46,7 @@ fn pages(ranges: &[GpaRange]) -> BTreeSet<u64> {
     ranges.iter().flat_map(of).collect()
 }
 
-/// What was named is held now.
+/// Checks that named ranges are held now.
 fn check(balloon: &Shared, said: &[Message]) {
     for message in said {
         if let Message::Inflated(part) | Message::Held(part) = message {
@@ -85,7 +86,7 @@ fuzz_target!(|script: Vec<Told>| {
             }
             Told::Pass(ms) => {
                 now += Duration::from_millis(ms.into());
-                // As the link does, a step at a time.
+                // Like the link, one step at a time.
                 for _ in 0..16 {
                     if relay.wake_at(now).is_none_or(|at| at > now) {
                         break;

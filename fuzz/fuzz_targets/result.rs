@@ -1,4 +1,4 @@
-//! A result file of any text is refused or drawn.
+//! Any text as a result file: refused, or drawn.
 
 #![no_main]
 

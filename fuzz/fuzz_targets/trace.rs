@@ -1,4 +1,4 @@
-//! Any bytes as a trace: frames that keep what the header says, then at most one error.
+//! Any bytes as a trace: frames that obey the header, then at most one error.
 #![no_main]
 
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Any text as Cloud Hypervisor's view of a VM: zones that lie side by side and lose nothing, or refused.
+//! Any text as Cloud Hypervisor's description of a VM: disjoint zones without loss, or refused.
 
 #![no_main]
 

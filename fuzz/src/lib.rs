@@ -1,5 +1,5 @@
-//! What fuzz targets share: anything that a guest may say to its host, and a runtime whose clock goes on
-//! when nobody has anything to do.
+//! Code that fuzz targets share: arbitrary messages of a guest, and a runtime whose clock advances
+//! when idle.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
@@ -13,7 +13,7 @@ use demeter_proto::{
 };
 use tokio::runtime::{Builder, Runtime};
 
-/// One thing that a guest may say.
+/// An arbitrary message of a guest.
 #[derive(Debug, Clone, Arbitrary)]
 pub enum Said {
     /// Boot, session, nodes.
@@ -28,9 +28,9 @@ pub enum Said {
     Done(u8, u8, u8),
     Ping(u64),
     Pong(u8),
-    /// What only a host says.
+    /// A message that only a host sends.
     Welcome(u8),
-    /// As it is, frame or not.
+    /// Raw bytes, which may or may not be a frame.
     Raw(Vec<u8>),
 }
 
@@ -40,12 +40,12 @@ pub struct Named {
     request: u8,
     node: u8,
     more: bool,
-    /// First page, pages, and how it is bent.
+    /// First page, number of pages, and a distortion.
     ranges: Vec<(u16, u16, u8)>,
 }
 
 impl Said {
-    /// As it goes through the pipe. Requests are counted back from `last`, the one asked last.
+    /// The bytes in the pipe. Request ids are counted back from `last`, the latest one.
     pub fn bytes(self, last: u64) -> Vec<u8> {
         let message = match self.message(last) {
             Ok(message) => message,
@@ -56,9 +56,9 @@ impl Said {
         bytes
     }
 
-    /// The message, or bytes that are none.
+    /// The message, or raw bytes.
     pub fn message(self, last: u64) -> Result<Message, Vec<u8>> {
-        // Mostly the last one.
+        // Mostly the latest request.
         let request = |back: u8| match back % 4 {
             3 => RequestId(last.wrapping_sub(u64::from(back / 4))),
             _ => RequestId(last),
@@ -152,13 +152,14 @@ thread_local! {
         .expect("a runtime");
 }
 
-/// Runs a case to its end. No time passes while anybody has something to do.
+/// Runs a case to its end. The clock is paused and advances only when all tasks are idle.
 pub fn run(case: impl Future<Output = ()>) {
     RUNTIME.with(|runtime| runtime.block_on(case));
 }
 
-/// Shared memory of our own in place of a kernel's or a device's, and a path by which this process may open
-/// it again. It has no name, so nothing stays behind.
+/// Shared memory in place of a kernel's or device's.
+///
+/// Also returns a path to open it again. The file has no name, so nothing stays behind.
 pub fn shared_memory(name: &str, bytes: u64) -> (PathBuf, File) {
     let path = PathBuf::from(format!(
         "/dev/shm/demeter-fuzz-{name}-{}",

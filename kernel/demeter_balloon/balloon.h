@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* What the driver's parts know of each other. */
+/* Declarations shared by the driver's source files. */
 #ifndef BALLOON_H
 #define BALLOON_H
 
@@ -12,19 +12,19 @@
 #include "demeter_balloon.h"
 
 /**
- * struct balloon_node - what is held of one NUMA node
- * @kobj: its directory in sysfs; owns this structure
+ * struct balloon_node - held pages of one NUMA node
+ * @kobj: the node's directory in sysfs; owns this structure
  * @nid: the node's number
- * @pages: page frame number of every held block or page -> its order, as a value; marked by kind
- * @own_page: a page of the node in which nonces are shown; NULL until the first one
+ * @pages: maps the page frame number of each held block or page to its order; marked by kind
+ * @own_page: page of the node that shows nonces; NULL until the first one
  * @held_pages: pages held now
- * @held_block_pages: those of them in whole blocks
+ * @held_block_pages: held pages in whole blocks
  * @inflated_pages: pages taken since the driver was loaded
- * @deflated_pages: pages given back since then, those for lack of memory included
- * @oom_returned_pages: pages given back for lack of memory since then
- * @oom_allowance_pages: pages that may still be given back for lack of memory
+ * @deflated_pages: pages given back since then, including @oom_returned_pages
+ * @oom_returned_pages: pages given back since then because the kernel was out of memory
+ * @oom_allowance_pages: pages that may still be given back for that reason
  *
- * The driver's mutex guards all of it; statistics are read without.
+ * The driver's mutex guards all fields. Statistics are read without it.
  */
 struct balloon_node {
 	struct kobject kobj;
@@ -40,10 +40,10 @@ struct balloon_node {
 };
 
 /**
- * struct balloon_ranges - ranges for the caller
- * @at: room for @max of them
- * @count: how many there are
- * @max: how many there may be
+ * struct balloon_ranges - buffer of ranges for the caller
+ * @at: space for @max ranges
+ * @count: number of ranges in the buffer
+ * @max: capacity of the buffer
  */
 struct balloon_ranges {
 	struct demeter_balloon_range *at;
@@ -52,9 +52,9 @@ struct balloon_ranges {
 };
 
 /* device.c */
-/* Guards everything. */
+/* Guards all state of the driver. */
 extern struct mutex balloon_lock;
-/* By number; NULL where the machine cannot have a node. */
+/* Nodes by number; NULL for a node that the machine cannot have. */
 extern struct balloon_node **balloon_nodes;
 
 /* calls.c */

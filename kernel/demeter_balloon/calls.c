@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * The calls of /dev/demeter_balloon: what comes from a program is checked here.
+ * The ioctls of /dev/demeter_balloon: checks all data of the calling program.
  */
 #include <linux/fs.h>
 #include <linux/mm.h>
@@ -50,7 +50,7 @@ static int inflate(struct demeter_balloon_inflate *call, struct balloon_ranges *
 	return 0;
 }
 
-/* What cannot be told, because a pointer is bad, stays held: it can be listed. */
+/* With a bad pointer the caller does not learn the new ranges. They stay held and can be listed. */
 static long do_inflate(void __user *arg)
 {
 	struct demeter_balloon_inflate call;
@@ -193,7 +193,7 @@ static long do_prove(void __user *arg)
 }
 
 /**
- * balloon_ioctl() - carry out one call
+ * balloon_ioctl() - carry out one ioctl
  * @file: the device
  * @command: DEMETER_BALLOON_IOC_*
  * @arg: pointer to the call's structure

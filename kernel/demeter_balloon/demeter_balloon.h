@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only WITH Linux-syscall-note */
 /*
- * What programs say to /dev/demeter_balloon.
+ * The ioctl interface of /dev/demeter_balloon.
  *
- * Memory is named by guest-physical address in bytes. All of it is in units of the base page.
+ * Addresses are guest-physical. Addresses and sizes are bytes, in multiples of the base page.
  * Every structure has the same layout for 32-bit and 64-bit programs. Fields called "reserved"
  * must be zero.
  */
@@ -12,22 +12,22 @@
 #include <linux/ioctl.h>
 #include <linux/types.h>
 
-/* The version of this interface; another number means another, incompatible one. */
+/* Version of this interface. Different versions are incompatible. */
 #define DEMETER_BALLOON_ABI 2
 
-/* How long a nonce is. */
+/* Length of a nonce. */
 #define DEMETER_BALLOON_NONCE_BYTES 16
 
-/* The most ranges that one call takes or fills. */
+/* Maximum number of ranges in one call. */
 #define DEMETER_BALLOON_RANGES_MAX 4096
 
 /**
- * enum demeter_balloon_stop - why a call did no more
- * @DEMETER_BALLOON_DONE: all was done
- * @DEMETER_BALLOON_LIMIT: the call reached its limit of work or the caller's of ranges; call again
+ * enum demeter_balloon_stop - reason why a call stopped
+ * @DEMETER_BALLOON_DONE: the request was fulfilled
+ * @DEMETER_BALLOON_LIMIT: the call reached its limit of work or @ranges_max; call again
  * @DEMETER_BALLOON_NO_MEMORY: the node has no memory to spare
  * @DEMETER_BALLOON_INTERRUPTED: a signal arrived
- * @DEMETER_BALLOON_EMPTY: nothing more is held there
+ * @DEMETER_BALLOON_EMPTY: no more pages are held there
  */
 enum demeter_balloon_stop {
 	DEMETER_BALLOON_DONE = 0,
@@ -38,7 +38,7 @@ enum demeter_balloon_stop {
 };
 
 /**
- * struct demeter_balloon_range - guest-physical memory
+ * struct demeter_balloon_range - range of guest-physical memory
  * @start: first address
  * @bytes: length
  */
@@ -48,8 +48,8 @@ struct demeter_balloon_range {
 };
 
 /*
- * Let the kernel reclaim (or demote) other memory of the node where none is free. Without it only
- * what is free above the high watermarks is taken, so that reclaim stays asleep.
+ * Let the kernel reclaim (or demote) other memory of the node if none is free. Without this flag,
+ * only free memory above the high watermarks is taken, so that kswapd is not woken.
  */
 #define DEMETER_BALLOON_RECLAIM (1u << 0)
 
@@ -57,11 +57,11 @@ struct demeter_balloon_range {
  * struct demeter_balloon_inflate - hold more memory of a node
  * @node: in: the NUMA node
  * @flags: in: 0 or DEMETER_BALLOON_RECLAIM
- * @bytes: in: how much more
- * @ranges: in: pointer to @ranges_max times struct demeter_balloon_range, for what is newly held,
- *	in no order
+ * @bytes: in: size of the additional memory
+ * @ranges: in: pointer to @ranges_max times struct demeter_balloon_range, for the newly held
+ *	ranges, in no order
  * @ranges_max: in: 1 to DEMETER_BALLOON_RANGES_MAX
- * @ranges_count: out: how many were filled
+ * @ranges_count: out: number of ranges filled
  * @moved: out: bytes newly held
  * @stop: out: enum demeter_balloon_stop
  * @reserved: zero
@@ -82,9 +82,9 @@ struct demeter_balloon_inflate {
  * struct demeter_balloon_deflate - give held memory back to the kernel
  * @node: in: the NUMA node
  * @reserved: zero
- * @bytes: in: how much at the most
- * @start: in: only memory at or above this address
- * @end: in: only memory below this address; all ones for no bound
+ * @bytes: in: maximum size
+ * @start: in: first address that may be given back
+ * @end: in: end of that range, exclusive; all ones for no bound
  * @moved: out: bytes given back
  * @stop: out: enum demeter_balloon_stop
  * @reserved2: zero
@@ -101,12 +101,12 @@ struct demeter_balloon_deflate {
 };
 
 /**
- * struct demeter_balloon_list - what is held of a node, by address, in several calls
+ * struct demeter_balloon_list - list held memory of a node by address, in several calls
  * @node: in: the NUMA node
  * @ranges_max: in: 1 to DEMETER_BALLOON_RANGES_MAX
  * @ranges: in: pointer to @ranges_max times struct demeter_balloon_range
- * @cursor: in: 0 for the first call, then as the call before left it; out: where to go on
- * @ranges_count: out: how many were filled
+ * @cursor: in: 0 for the first call, then the previous call's value; out: value for the next call
+ * @ranges_count: out: number of ranges filled
  * @more: out: 1 if there may be more, 0 at the end
  */
 struct demeter_balloon_list {
@@ -119,11 +119,11 @@ struct demeter_balloon_list {
 };
 
 /**
- * struct demeter_balloon_allow - how much the driver may give back by itself
+ * struct demeter_balloon_allow - set the out-of-memory allowance of a node
  * @node: in: the NUMA node
  * @reserved: zero
- * @bytes: in: so much of this node may be given back when the kernel is out of memory, in total,
- *	until the next such call; 0 at first
+ * @bytes: in: held memory that the driver may give back when the kernel is out of memory, in total
+ *	until the next such call; 0 after loading
  */
 struct demeter_balloon_allow {
 	__u32 node;
@@ -132,11 +132,11 @@ struct demeter_balloon_allow {
 };
 
 /**
- * struct demeter_balloon_prove - show the host whose memory a node is
+ * struct demeter_balloon_prove - show the host a nonce in a node's memory
  * @node: in: the NUMA node
  * @reserved: zero
- * @nonce: in: what to write to the beginning of a page of the driver's own, which is never held
- * @page: out: where that page lies
+ * @nonce: in: written to the beginning of a page of the driver's own, which is never held
+ * @page: out: address of that page
  */
 struct demeter_balloon_prove {
 	__u32 node;
@@ -153,8 +153,9 @@ struct demeter_balloon_prove {
 #define DEMETER_BALLOON_IOC_PROVE _IOWR(0xde, 5, struct demeter_balloon_prove)
 
 /*
- * read(2) yields one __u64: the bytes given back for lack of memory since the driver was loaded,
- * once it has changed since the file was opened or last read. poll(2) says when.
+ * read(2) returns one __u64: the bytes given back since the driver was loaded because the kernel
+ * was out of memory. It blocks until the number has changed since the file was opened or last
+ * read; poll(2) reports the change.
  */
 
 #endif

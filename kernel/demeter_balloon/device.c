@@ -2,13 +2,13 @@
 /*
  * /dev/demeter_balloon: a balloon for each NUMA node, inflated and deflated by ioctl.
  *
- * A program in the guest (Demeter's agent) takes orders from the host, has this driver hold memory
- * of one tier, and tells the host which, so that the host can use it elsewhere. What is held
- * belongs to the driver: it outlives whoever asked for it, until somebody deflates or the module is
- * unloaded. When the kernel runs out of memory, the driver gives back what it was allowed to, and
- * no more.
+ * A program in the guest (Demeter's agent) takes orders from the host. It has this driver hold
+ * memory of one tier and reports the pages, so that the host can use them elsewhere. Held pages
+ * belong to the driver, not to the program that asked for them. They stay held until a program
+ * deflates the balloon or the module is unloaded. When the kernel runs out of memory, the driver
+ * gives back pages up to its allowance.
  *
- * One mutex guards everything. The OOM notifier only tries to take it, so that it never waits for a
+ * One mutex guards all state. The OOM notifier only tries to take it, so that it never waits for a
  * call that waits for memory.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
@@ -33,27 +33,28 @@
 #error "guest-physical addresses must fit a long: this driver is for 64-bit kernels"
 #endif
 
-/* The most pages that go each time the kernel runs out of memory. */
+/* Maximum number of pages that one OOM notification gives back. */
 #define OOM_PAGES_MAX (SZ_32M >> PAGE_SHIFT)
 
 DEFINE_MUTEX(balloon_lock);
 struct balloon_node **balloon_nodes;
 
-/* Pages given back for lack of memory, and those who wait for more of it. */
+/* Pages given back because the kernel was out of memory, and readers that wait for a change. */
 static atomic_long_t oom_returned_pages;
 static DECLARE_WAIT_QUEUE_HEAD(oom_returned_wait);
 
 /**
- * struct reader - one opener
- * @seen_pages: what it knows of oom_returned_pages
+ * struct reader - one open file of the device
+ * @seen_pages: value of oom_returned_pages that was read last
  */
 struct reader {
 	long seen_pages;
 };
 
 /*
- * Whether everything is set up. The device is there before that, because the nodes' directories lie
- * below its own; and if setting up fails, nobody may have it open, because the module goes then.
+ * Whether initialization is complete. The device must exist earlier, because the nodes' directories
+ * lie below its own. But it cannot be opened earlier: if initialization fails, the module goes away
+ * and no file may be open.
  */
 static bool balloon_ready;
 
@@ -61,7 +62,7 @@ static int balloon_open(struct inode *inode, struct file *file)
 {
 	struct reader *reader;
 
-	/* Who holds memory takes it from everybody, whatever the device file's owner and mode are. */
+	/* Held memory is missing for all users, so the device file's owner and mode are not enough. */
 	if (!capable(CAP_SYS_RESOURCE))
 		return -EPERM;
 	if (!smp_load_acquire(&balloon_ready))
@@ -133,8 +134,8 @@ static struct miscdevice balloon_device = {
 };
 
 /*
- * The kernel is out of memory. Calls in progress have precedence: whoever takes memory just now
- * would take again what we give.
+ * The kernel is out of memory. Do nothing during a call: a call that inflates the balloon would
+ * take the returned pages again.
  */
 static int on_oom(struct notifier_block *self, unsigned long unused, void *freed)
 {
@@ -203,7 +204,7 @@ static int __init balloon_init(void)
 	if (!err)
 		err = register_oom_notifier(&oom_block);
 	if (!err) {
-		/* Nothing can fail from here on. Pairs with balloon_open(). */
+		/* No step after this can fail. Pairs with balloon_open(). */
 		smp_store_release(&balloon_ready, true);
 		if (want_init_on_alloc(GFP_KERNEL))
 			pr_info("this kernel clears pages before we hold them, which takes long; boot it with init_on_alloc=0 to avoid that\n");

@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Taking pages of a node, keeping them, giving them back.
+ * Takes pages of a node, holds them and gives them back.
  *
  * Pages are taken in blocks of 2 MiB while there are any, then one by one. A block stays one
- * allocation until a part of it must go. Nothing is ever written to a held page: for all we know
- * the host has taken its memory away, and would have to find new memory for it. They are marked
- * PageOffline, so that dumps (kcore, kdump) leave them out for the same reason.
+ * allocation until a part of it must go. Held pages are never written: the host may have punched
+ * them out and would have to allocate new memory. They are marked PageOffline, so that dumps
+ * (kcore, kdump) do not read them for the same reason.
  *
- * They cannot be migrated (balloon compaction), and that is on purpose: the host has checked every
- * page by its address and may be taking it away at this moment. To move one, the host would have to
- * be asked first and to answer, while compaction waits with locks held; a guest could then drive the
- * host with its own compaction. The price is that memory with held pages cannot be taken offline, that
- * ZONE_MOVABLE has nothing for us, and that single pages fragment the guest. So blocks of a whole
- * pageblock are taken first, single pages are given back first, and only what is smaller than a block
- * or finds none is taken in pages. Held pages are taken out of what the page allocator
- * manages, so that MemTotal says what the guest has and watermarks can follow it.
+ * Held pages cannot be migrated (balloon compaction) on purpose. The host has checked every page by
+ * its address and may be punching it at this moment. Before a page could move, the host would have
+ * to agree, while compaction waits with locks held. A guest could then drive the host by its own
+ * compaction. The price: memory with held pages cannot be taken offline, no page is taken from
+ * ZONE_MOVABLE, and single pages fragment the guest.
+ *
+ * To limit fragmentation, blocks of a whole pageblock are taken first and single pages are given
+ * back first. Single pages are taken only for a remainder below a block, or without free blocks.
+ * Held pages are subtracted from the page allocator's managed pages, so that MemTotal is the
+ * guest's own memory and watermarks can follow it.
  *
  * The caller holds the driver's mutex.
  */
@@ -34,38 +36,38 @@
 #define BLOCK_ORDER get_order(SZ_2M)
 #define BLOCK_PAGES (1UL << BLOCK_ORDER)
 
-/* What an entry of balloon_node.pages is. */
+/* Kinds of entries in balloon_node.pages. */
 #define MARK_PAGE XA_MARK_0
 #define MARK_BLOCK XA_MARK_1
 
-/* The most pages that one call takes or gives back. */
+/* Maximum number of pages that one call takes or gives back. */
 #define CALL_PAGES_MAX (SZ_256M >> PAGE_SHIFT)
 
-/* The most entries that one call lists. */
+/* Maximum number of entries that one call lists. */
 #define CALL_ENTRIES_MAX 65536
 
 /*
- * This node or none, quietly, and not at the cost of others: no retries, no reserves, and unless
- * it is asked for, no reclaim.
+ * Allocate on this node only, without warnings and not at the cost of others: no retries, no
+ * reserves, and no reclaim unless requested.
  */
 #define GFP_HELD (__GFP_HIGHMEM | __GFP_THISNODE | __GFP_NOWARN | __GFP_NORETRY | __GFP_NOMEMALLOC)
 #define GFP_HELD_RECLAIM (GFP_HELD | __GFP_RECLAIM | __GFP_IO | __GFP_FS)
 
 /*
- * A single page that spare_pages() allows must not fail because of such a boost: __GFP_HIGH is what
- * makes the page allocator look at the watermark without it.
+ * Single pages that spare_pages() allows must not fail because of a watermark boost. With
+ * __GFP_HIGH the page allocator checks the watermark without the boost.
  */
 #define GFP_HELD_PAGE (GFP_HELD | __GFP_HIGH)
 
-/* For the books. Must not end in the OOM killer, whose notifier wants our mutex. */
+/* For bookkeeping. Must not invoke the OOM killer, whose notifier needs our mutex. */
 #define GFP_BOOKS (GFP_KERNEL | __GFP_NOWARN | __GFP_NORETRY)
 
 /*
- * Free pages of a node that can be taken before its kswapd has anything to do. The high watermark is
- * taken without its boost, which high_wmark_pages() would add: when a page must be taken from a block
- * of another kind, such as the first single page after whole blocks, the kernel raises a zone's
- * watermarks by as much as 150 % until kswapd has run. On a busy machine that takes a while, and the
- * call would find no memory to spare with a hundred megabytes free.
+ * Free pages of a node that can be taken without waking its kswapd. The high watermark is used
+ * without its boost, which high_wmark_pages() would add. The kernel boosts a zone's watermarks by
+ * up to 150 % until kswapd has run, whenever an allocation falls back to a block of another migrate
+ * type. The first single page after whole blocks does that. On a busy machine the boost lasts for a
+ * while, and the call would find no spare memory although a hundred megabytes are free.
  */
 static unsigned long spare_pages(int nid)
 {
@@ -99,7 +101,7 @@ static int take_one(struct balloon_node *node, unsigned int order, bool reclaim,
 		    unsigned long *pfn)
 {
 	const unsigned long count = 1UL << order;
-	/* Reclaim of whole blocks would be a storm. */
+	/* Reclaim for whole blocks would be a storm. */
 	const bool may_reclaim = reclaim && !order;
 	gfp_t gfp = may_reclaim ? GFP_HELD_RECLAIM : order ? GFP_HELD : GFP_HELD_PAGE;
 	struct page *page;
@@ -143,7 +145,7 @@ static void give_one(struct balloon_node *node, unsigned long pfn, unsigned int 
 		node->held_block_pages -= count;
 }
 
-/* Makes a held block a number of held pages, or changes nothing. */
+/* Splits a held block into single held pages, or fails without a change. */
 static int split(struct balloon_node *node, unsigned long pfn)
 {
 	unsigned long i;
@@ -157,7 +159,7 @@ static int split(struct balloon_node *node, unsigned long pfn)
 			return err;
 		}
 	}
-	/* Takes the place of the block's own entry and so needs no memory. */
+	/* Replaces the block's own entry, so it needs no memory. */
 	err = enter(node, pfn, 0);
 	if (WARN_ON_ONCE(err))
 		return err;
@@ -166,7 +168,7 @@ static int split(struct balloon_node *node, unsigned long pfn)
 	return 0;
 }
 
-/* Adds memory to the last range if it lies beside it. There must be room for one more. */
+/* Appends memory, merged with an adjacent last range. There must be space for one more range. */
 static void append(struct balloon_ranges *ranges, unsigned long pfn, unsigned int order)
 {
 	const u64 start = PFN_PHYS(pfn);
@@ -193,12 +195,12 @@ static void append(struct balloon_ranges *ranges, unsigned long pfn, unsigned in
 /**
  * balloon_take() - hold more pages of a node
  * @node: the node, which must have memory
- * @wanted: how many more
- * @reclaim: whether reclaim may be entered for them
- * @ranges: gets what is newly held
- * @taken: gets the number of pages newly held
+ * @wanted: number of pages
+ * @reclaim: whether the kernel may reclaim memory for them
+ * @ranges: receives the newly held ranges
+ * @taken: receives the number of newly held pages
  *
- * Return: why it took no more (enum demeter_balloon_stop).
+ * Return: reason why it stopped (enum demeter_balloon_stop).
  */
 u32 balloon_take(struct balloon_node *node, unsigned long wanted, bool reclaim,
 		 struct balloon_ranges *ranges, unsigned long *taken)
@@ -238,14 +240,14 @@ static bool find_block(struct balloon_node *node, unsigned long first, unsigned 
 /**
  * balloon_give() - give held pages of a node back
  * @node: the node
- * @first: first page frame that may go
- * @last: last page frame that may go
- * @wanted: how many pages at the most
- * @given: gets the number of pages given back
+ * @first: first page frame that may be given back
+ * @last: last page frame that may be given back
+ * @wanted: maximum number of pages
+ * @given: receives the number of pages given back
  *
  * Single pages go first, so that blocks stay whole.
  *
- * Return: why it gave no more (enum demeter_balloon_stop).
+ * Return: reason why it stopped (enum demeter_balloon_stop).
  */
 u32 balloon_give(struct balloon_node *node, unsigned long first, unsigned long last,
 		 unsigned long wanted, unsigned long *given)
@@ -277,11 +279,11 @@ u32 balloon_give(struct balloon_node *node, unsigned long first, unsigned long l
 }
 
 /**
- * balloon_give_whole() - give held pages back without needing memory for it
+ * balloon_give_whole() - give held pages back without allocating memory
  * @node: the node
- * @wanted: how many pages at the most
+ * @wanted: maximum number of pages
  *
- * Return: how many pages were given back.
+ * Return: number of pages given back.
  */
 unsigned long balloon_give_whole(struct balloon_node *node, unsigned long wanted)
 {
@@ -304,11 +306,11 @@ unsigned long balloon_give_whole(struct balloon_node *node, unsigned long wanted
 }
 
 /**
- * balloon_prove() - show the host that it takes the memory of this very machine
+ * balloon_prove() - show the host a nonce in this machine's memory
  * @node: the node, which must have memory
- * @nonce: what the host looks for
- * @bytes: how long that is
- * @page: gets the address of the page at whose beginning it is
+ * @nonce: bytes that the host will look for
+ * @bytes: length of @nonce
+ * @page: receives the address of the page that begins with @nonce
  *
  * Return: 0 or a negative error number.
  */
@@ -326,10 +328,10 @@ int balloon_prove(struct balloon_node *node, const void *nonce, size_t bytes, u6
 }
 
 /**
- * balloon_list() - list what is held of a node, by address
+ * balloon_list() - list held memory of a node by address
  * @node: the node
- * @cursor: page frame to begin with; gets the one to go on with
- * @ranges: gets the ranges
+ * @cursor: first page frame; receives the first one of the next call
+ * @ranges: receives the ranges
  *
  * Return: whether there may be more.
  */
@@ -352,7 +354,7 @@ bool balloon_list(struct balloon_node *node, unsigned long *cursor, struct ballo
 }
 
 /**
- * balloon_give_all() - give everything back
+ * balloon_give_all() - give all held pages back
  * @node: the node
  */
 void balloon_give_all(struct balloon_node *node)

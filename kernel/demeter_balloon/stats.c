@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * The life of a node's books, and what sysfs shows of them:
+ * Creates and destroys nodes, and shows their statistics in sysfs:
  * /sys/class/misc/demeter_balloon/nodeN/, one number of bytes in each file.
  */
 #include <linux/kobject.h>
@@ -56,11 +56,11 @@ static const struct kobj_type node_type = {
 };
 
 /**
- * balloon_node_create() - the empty books of a node, with their directory in sysfs
+ * balloon_node_create() - create a node without held pages, and its directory in sysfs
  * @nid: the node's number
  * @parent: the device's directory
  *
- * Return: the books, or an error pointer.
+ * Return: the node, or an error pointer.
  */
 struct balloon_node *balloon_node_create(int nid, struct kobject *parent)
 {
@@ -80,8 +80,8 @@ struct balloon_node *balloon_node_create(int nid, struct kobject *parent)
 }
 
 /**
- * balloon_node_destroy() - give everything back and forget the node
- * @node: the books
+ * balloon_node_destroy() - give all pages back and free the node
+ * @node: the node
  */
 void balloon_node_destroy(struct balloon_node *node)
 {

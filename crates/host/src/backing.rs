@@ -1,4 +1,4 @@
-//! The memory that stands behind a VM, as far as giving it back needs it.
+//! The seam to the memory files behind a VM.
 
 use std::io;
 
@@ -7,52 +7,52 @@ use demeter_policy::{ByteCount, GuestPhysAddr, PhysRange, Tier};
 use crate::hypervisor::HypervisorError;
 use crate::outside::MayWait;
 
-/// A position in a memory file, or in several one after the other, bytes.
+/// Position in a memory file, or in several laid end to end, bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileOffset(pub u64);
 
-/// A part of the file that backs one tier of one VM, found by [`Backing::resolve`].
+/// A part of a tier's memory file, found by [`Backing::resolve`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Extent {
-    /// Whose file.
+    /// Tier of the file.
     pub tier: Tier,
-    /// Where it begins in the file.
+    /// Start in the file.
     pub offset: FileOffset,
     /// Length, a multiple of the page size.
     pub len: ByteCount,
 }
 
-/// Why a guest-physical range is not this VM's memory of a tier.
+/// Error: a guest-physical range is not this VM's memory of a tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{range} is not in the VM's {tier} memory")]
 pub struct NotInTier {
-    /// What was asked for.
+    /// The requested range.
     pub range: PhysRange,
-    /// In which tier.
+    /// The requested tier.
     pub tier: Tier,
 }
 
 /// The files behind a VM's memory: one per tier, shared with the hypervisor.
 ///
-/// The hypervisor says where memory lies in guest-physical space; it is never assumed. Functions with
-/// a [`MayWait`] may wait for the storage behind it.
+/// The hypervisor reports the guest-physical layout; it is never assumed. Functions with a
+/// [`MayWait`] may block on storage.
 pub trait Backing: Send + Sync + 'static {
-    /// What the VM has of a tier with an empty balloon: the length of its file.
+    /// Memory of a tier with an empty balloon: the length of its file.
     fn size(&self, tier: Tier) -> ByteCount;
 
-    /// Where in the file of `tier` the range lies. It must lie there whole.
+    /// The place of a range in the file of `tier`. The whole range must lie there.
     fn resolve(&self, tier: Tier, range: PhysRange) -> Result<Extent, NotInTier>;
 
-    /// Gives the memory of `extent` back to the host (`FALLOC_FL_PUNCH_HOLE`). Reads as zeros
-    /// afterwards, and is allocated anew where it is written.
+    /// Frees the memory of `extent` (`FALLOC_FL_PUNCH_HOLE`). It reads as zeros, and a write
+    /// allocates new memory.
     fn punch(&self, extent: Extent, wait: &MayWait) -> io::Result<()>;
 
-    /// What the VM has besides, in order: memory that was plugged in, and is of no tier.
+    /// Plugged memory, which belongs to no tier, in order.
     fn plugged(&self) -> &[PhysRange] {
         &[]
     }
 
-    /// Reads what is at an address of such memory.
+    /// Reads plugged memory at an address.
     fn read_plugged(
         &self,
         _at: GuestPhysAddr,
@@ -62,25 +62,25 @@ pub trait Backing: Send + Sync + 'static {
         Err(io::ErrorKind::NotFound.into())
     }
 
-    /// Reads the beginning of `extent`, no more than it has.
+    /// Reads the beginning of `extent`, up to its length.
     fn read(&self, extent: Extent, into: &mut [u8], wait: &MayWait) -> io::Result<()>;
 
-    /// What keeps guest memory pinned right now, if anything does: it would go on with the pages that
-    /// a hole takes away.
+    /// A device that pins guest memory now, if any. It would keep using pages that a hole has
+    /// freed.
     fn pinned_by(&self, wait: &MayWait) -> io::Result<Option<String>>;
 
-    /// How often the VM was reset, stopped, or changed so that what was known of its memory may hold no
-    /// more, as far as that was told.
+    /// Number of reported disturbances: resets, stops and changes after which the known memory may
+    /// be stale.
     fn disturbances(&self) -> u64 {
         0
     }
 
-    /// Waits until all [`disturbances`](Self::disturbances) are counted that were over, or had begun, when
-    /// this was called. A memory that nobody disturbs has none.
+    /// Waits until every disturbance that began before this call is counted in
+    /// [`disturbances`](Self::disturbances). By default there are none.
     fn catch_up(&self) -> impl Future<Output = Result<(), HypervisorError>> + Send {
         async { Ok(()) }
     }
 
-    /// What the file of `tier` occupies now: its allocated blocks.
+    /// Memory that the file of `tier` occupies now, by its allocated blocks.
     fn backed(&self, tier: Tier, wait: &MayWait) -> io::Result<ByteCount>;
 }

@@ -1,5 +1,7 @@
-//! The host's configuration: a TOML file. What it says of sizes and policy is where a VM begins;
-//! what was set later, over the API, is kept in the state file and goes before.
+//! The controller's configuration: a TOML file.
+//!
+//! It gives each VM's first sizes and the first policy. Values set later over the API are kept in
+//! the state file and take precedence.
 
 mod changes;
 
@@ -18,52 +20,52 @@ pub use changes::KeyChange;
 use crate::VmName;
 use crate::hypervisor::libvirt::Libvirt;
 
-/// The most VMs on a host.
+/// Maximum number of VMs on a host.
 pub const VMS_MAX: usize = 1024;
 
-/// The host's configuration.
+/// Configuration of the controller.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Unix socket for the API, made for its owner only.
+    /// Unix socket for the API, accessible to its owner only.
     #[serde(default = "default_socket")]
     pub socket: PathBuf,
-    /// TCP address for the same; needs `token_file`.
+    /// TCP address for the API; needs `token_file`.
     pub listen: Option<SocketAddr>,
-    /// File with the token that whoever comes over TCP has to show.
+    /// File with the token that TCP clients must send.
     pub token_file: Option<PathBuf>,
-    /// File in which desired sizes and policy outlive a restart.
+    /// File that keeps desired sizes and the policy across restarts.
     #[serde(default = "default_state")]
     pub state: PathBuf,
-    /// Folders whose files may be a VM's memory although they lie on a disk. Files on tmpfs (to
-    /// which memfds belong) always may.
+    /// Folders on disk whose files may be a VM's memory. Files on tmpfs, including memfds, are
+    /// always allowed.
     #[serde(default)]
     pub memory_paths: Vec<PathBuf>,
-    /// Which libvirt runs the VMs that name a domain.
+    /// Connection to the libvirt daemon that runs the VMs with a `libvirt` domain.
     #[serde(default)]
     pub libvirt: Libvirt,
-    /// Who tells of VMs that have no section of their own.
+    /// Source of VMs without a section of their own.
     pub discover: Option<Discover>,
-    /// How memory is divided between VMs, until the API says otherwise.
+    /// How memory is divided between VMs, until the API sets another policy.
     #[serde(default)]
     pub policy: Policy,
-    /// What all VMs together may have.
+    /// Memory that all VMs together may use.
     pub pool: PoolConfig,
     /// The VMs, by name.
     #[serde(rename = "vm", default)]
     pub vms: BTreeMap<VmName, VmConfig>,
 }
 
-/// Who tells of VMs.
+/// Source of VMs that the configuration does not list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Discover {
-    /// libvirt: each running domain that has two NUMA cells and all that its provisioner needs. It
-    /// begins with what it has, and has no guarantee.
+    /// libvirt: each running domain that has two NUMA cells and everything its provisioner needs.
+    /// Such a VM starts with its current sizes and has no guarantee.
     Libvirt,
 }
 
-/// The memory that is divided.
+/// Memory that is divided between VMs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PoolConfig {
@@ -73,16 +75,16 @@ pub struct PoolConfig {
     pub slow_mib: u64,
 }
 
-/// Who sees which memory of a VM is hot, and moves it between tiers.
+/// Component that finds a VM's hot memory and moves it between tiers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Manage {
     /// The agent in the guest.
     #[default]
     Agent,
-    /// The host, by histories of access bits; the guest need not know.
+    /// The host, by histories of access bits. The guest needs no agent.
     History,
-    /// The agent if one speaks, else the host.
+    /// The agent while it is connected, else the host.
     Auto,
 }
 
@@ -90,9 +92,10 @@ pub enum Manage {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct HistoryConfig {
-    /// Run time of the VM between two looks at its access bits, milliseconds.
+    /// Run time of the VM between two scans of its access bits, milliseconds.
     pub interval_ms: u64,
-    /// Of the last 32 looks at a block of 2 MiB, those that must have found it accessed.
+    /// Hotness threshold, 1 to 32. A block of 2 MiB is hot if at least this many of its last 32
+    /// scans found it accessed.
     pub hot_ones: u32,
 }
 
@@ -106,45 +109,49 @@ impl Default for HistoryConfig {
 }
 
 impl HistoryConfig {
-    /// Run time of the VM between two looks.
+    /// Run time of the VM between two scans.
     pub fn interval(&self) -> Duration {
         Duration::from_millis(self.interval_ms)
     }
 }
 
-/// One VM.
+/// Configuration of one VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VmConfig {
-    /// QEMU's QMP socket, where libvirt does not run it.
+    /// QEMU's QMP socket, if libvirt does not run the VM.
     pub qmp: Option<PathBuf>,
-    /// The domain's name, where libvirt runs it.
+    /// Name of the libvirt domain, if libvirt runs the VM.
     pub libvirt: Option<String>,
-    /// Cloud Hypervisor's API socket, where that runs it instead of QEMU.
+    /// Cloud Hypervisor's API socket, if Cloud Hypervisor runs the VM.
     pub cloud_hypervisor: Option<PathBuf>,
-    /// Socket of the guest agent's port (org.demeter.0); libvirt and Cloud Hypervisor know it by themselves.
+    /// Socket of the guest agent's port (org.demeter.0). Not needed with libvirt and Cloud
+    /// Hypervisor, which report it.
     pub agent: Option<PathBuf>,
-    /// User that the hypervisor must run as; without it, root or ours. With libvirt, libvirt.owner_uid counts.
+    /// User that the hypervisor must run as. By default it is root or the controller's own user.
+    /// With libvirt, libvirt.owner_uid applies instead.
     pub owner_uid: Option<u32>,
-    /// Who moves its memory between tiers. With `history`, and with `auto` while no agent speaks, the
-    /// tiers are the host's nodes, and its fast memory is kept to its size.
+    /// Component that moves the VM's memory between tiers. With `history`, and with `auto` while no
+    /// agent is connected, the tiers are the host's nodes, and the VM's fast memory is kept within
+    /// its size.
     #[serde(default)]
     pub manage: Manage,
     /// How the host itself tells hot memory from cold.
     #[serde(default)]
     pub history: HistoryConfig,
-    /// How its size is changed, where an agent manages it.
+    /// How the VM's size is changed while an agent manages it.
     #[serde(default)]
     pub provisioner: ProvisionerKind,
-    /// Its weight under the policy "shares".
+    /// Weight of the VM under the policy "shares".
     #[serde(default = "default_share")]
     pub share: u32,
-    /// What its kernel may take back by itself when it runs out of memory, MiB. Counts as its own
-    /// slow memory, and as guaranteed.
+    /// Out-of-memory allowance, MiB. The guest's kernel may reclaim this much of the balloon by
+    /// itself. It counts as owned slow memory and as guaranteed.
     #[serde(default = "default_oom_mib")]
     pub oom_mib: u64,
-    /// Where this is given, `memory.max` of the VM's own cgroup (v2) is kept at what the VM owns plus so
-    /// much, MiB, for QEMU itself: 256, and 4 for each GiB of the VM's memory, are a good beginning.
+    /// Extra memory of the VM's hard limit, MiB. If set, `memory.max` of the VM's own cgroup (v2)
+    /// is kept at its owned memory plus this value, which is for QEMU itself. Start with 256 MiB
+    /// plus 4 MiB for each GiB of the VM's memory.
     pub hard_limit_extra_mib: Option<u64>,
     /// Fast memory.
     pub fast: TierConfig,
@@ -152,21 +159,22 @@ pub struct VmConfig {
     pub slow: TierConfig,
 }
 
-/// One tier of a VM.
+/// Configuration of one tier of a VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TierConfig {
-    /// Id of the QEMU memory backend that is this tier, or of the Cloud Hypervisor memory zone. Under virtio-mem it may be left out, where
-    /// a node has nothing but its device; with libvirt, where it is the cell of the node.
+    /// Id of the tier's QEMU memory backend or Cloud Hypervisor memory zone. Optional under
+    /// virtio-mem if the node has only its device, and with libvirt if the backend is the node's
+    /// cell.
     pub memdev: Option<String>,
-    /// The guest's node; by default 0 is fast and 1 is slow.
+    /// The guest's NUMA node; by default 0 is fast and 1 is slow.
     pub node: Option<u32>,
-    /// What it has to begin with, MiB.
+    /// Initial size of the tier, MiB.
     pub size_mib: u64,
-    /// What it never has less of, MiB.
+    /// Minimum size of the tier, MiB.
     #[serde(default)]
     pub guarantee_mib: u64,
-    /// What it never has more of, MiB; without it, what the hypervisor gave it.
+    /// Maximum size of the tier, MiB. By default it is all the memory that the hypervisor gave it.
     pub limit_mib: Option<u64>,
 }
 
@@ -186,7 +194,7 @@ fn default_oom_mib() -> u64 {
     16
 }
 
-/// Why a configuration cannot be used.
+/// Reason why a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
@@ -194,7 +202,7 @@ pub enum ConfigError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// Not TOML, an unknown key or a wrong type.
@@ -202,21 +210,21 @@ pub enum ConfigError {
     Parse {
         /// The file.
         path: PathBuf,
-        /// Where and what.
+        /// Position and cause of the error.
         source: Box<toml::de::Error>,
     },
-    /// A value that makes no sense, alone or beside others.
+    /// A value that is invalid, alone or together with others.
     #[error("configuration: {what}; {hint}")]
     Value {
-        /// Which value, and what is wrong with it.
+        /// The value and its fault.
         what: String,
-        /// What to write instead.
+        /// The value to write instead.
         hint: &'static str,
     },
 }
 
 impl Config {
-    /// Reads and checks a file.
+    /// Reads and checks a configuration file.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
             path: path.into(),
@@ -230,7 +238,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Checks what types alone cannot say.
+    /// Checks the rules that types cannot express.
     pub fn check(&self) -> Result<(), ConfigError> {
         if self.listen.is_some() && self.token_file.is_none() {
             return Err(wrong(
@@ -253,14 +261,14 @@ impl Config {
             {
                 return Err(wrong(
                     format!("vm.{name}: domain {domain:?} is named twice"),
-                    "every VM has a domain of its own",
+                    "give every VM a domain of its own",
                 ));
             }
             for socket in vm.qmp.iter().chain(&vm.cloud_hypervisor).chain(&vm.agent) {
                 if !sockets.insert(socket) {
                     return Err(wrong(
                         format!("vm.{name}: socket {} is used twice", socket.display()),
-                        "every VM has sockets of its own, for its hypervisor and for its agent",
+                        "give every VM sockets of its own, for its hypervisor and for its agent",
                     ));
                 }
             }
@@ -268,14 +276,14 @@ impl Config {
         for tier in Tier::ALL {
             let pool_mib = self.pool.sizes().get(tier).0 / MIB;
             within(&format!("pool.{tier}_mib"), pool_mib)?;
-            // Each is at most MIB_MAX and there are at most VMS_MAX.
+            // Cannot overflow: a size is at most MIB_MAX, and there are at most VMS_MAX of them.
             let sum_mib: u64 = self.vms.values().map(|vm| vm.tier(tier).size_mib).sum();
             if sum_mib > pool_mib {
                 return Err(wrong(
                     format!(
                         "the VMs' {tier}.size_mib add up to {sum_mib}, pool.{tier}_mib is {pool_mib}"
                     ),
-                    "give the pool more or the VMs less",
+                    "enlarge the pool or shrink the VMs",
                 ));
             }
         }
@@ -294,7 +302,7 @@ impl PoolConfig {
 }
 
 impl VmConfig {
-    /// One tier of it.
+    /// Configuration of one tier.
     pub fn tier(&self, tier: Tier) -> &TierConfig {
         match tier {
             Tier::Fast => &self.fast,
@@ -302,25 +310,25 @@ impl VmConfig {
         }
     }
 
-    /// What it has to begin with.
+    /// Initial size of each tier.
     pub fn sizes(&self) -> TierBytes {
         TierBytes::from_fn(|tier| mib(self.tier(tier).size_mib))
     }
 
-    /// What it never has less of. What its kernel may take back by itself is part of that.
+    /// Minimum size of each tier. It includes memory that the guest's kernel may reclaim by itself.
     pub fn guarantees(&self) -> TierBytes {
         let configured = |tier| mib(self.tier(tier).guarantee_mib);
         TierBytes {
             fast: configured(Tier::Fast),
             slow: match self.manage {
-                // All of its memory may come to lie there.
+                // Under histories, all of the VM's memory may end up in the slow tier.
                 Manage::History => mib(self.slow.size_mib),
                 _ => configured(Tier::Slow).max(self.oom()),
             },
         }
     }
 
-    /// What it never has more of, where the configuration says so.
+    /// Maximum size of each tier, where the configuration limits it.
     pub fn limits(&self) -> PerTier<Option<ByteCount>> {
         let mut limits = PerTier::from_fn(|tier| self.tier(tier).limit_mib.map(mib));
         if self.manage == Manage::History {
@@ -329,16 +337,16 @@ impl VmConfig {
         limits
     }
 
-    /// What its kernel may take back by itself, of slow memory.
+    /// Slow memory that the guest's kernel may reclaim by itself.
     pub fn oom(&self) -> ByteCount {
         match self.provisioner {
             ProvisionerKind::DemeterBalloon if self.manage != Manage::History => mib(self.oom_mib),
-            // They take nothing back by themselves.
+            // Other provisioners reclaim nothing by themselves.
             _ => ByteCount(0),
         }
     }
 
-    /// Whether it is the same VM, reached and sized in the same way: only what it may have differs.
+    /// Whether `other` describes the same VM and differs in sizes or share only.
     pub(crate) fn differs_in_sizes_only(&self, other: &Self) -> bool {
         let sizes_of = |of: &TierConfig, from: &TierConfig| TierConfig {
             size_mib: from.size_mib,
@@ -352,11 +360,11 @@ impl VmConfig {
             slow: sizes_of(&self.slow, &other.slow),
             ..self.clone()
         };
-        // Histories are kept by what the VM may have.
+        // The history thread is created with the configured sizes, so a change needs a new task.
         with == *other && self.manage == Manage::Agent
     }
 
-    /// What its process may use beyond what the VM owns, where that is limited.
+    /// Memory of the VM's process beyond what the VM owns, if limited.
     pub fn hard_limit_extra(&self) -> Option<ByteCount> {
         let extra = mib(self.hard_limit_extra_mib?);
         Some(ByteCount(extra.0.saturating_add(self.oom().0)))
@@ -370,7 +378,7 @@ impl VmConfig {
         }
     }
 
-    /// A VM that runs as a domain of libvirt and has so much to begin with.
+    /// A VM that runs as a libvirt domain and starts with these sizes.
     pub(crate) fn of_domain(name: &VmName, provisioner: ProvisionerKind, sizes: TierBytes) -> Self {
         let tier = |tier| TierConfig {
             memdev: None,
@@ -396,15 +404,15 @@ impl VmConfig {
         }
     }
 
-    /// The memory backend of a tier, where there is one.
+    /// ID of the memory backend of a tier, if configured.
     pub fn memdev(&self, tier: Tier) -> Option<String> {
         let named = self.tier(tier).memdev.clone();
-        // What libvirt calls the memory of a cell.
+        // libvirt's name for the memory backend of a cell.
         let of_cell = || Some(format!("ram-node{}", self.nodes().get(tier)));
         named.or_else(|| self.libvirt.as_ref().and_then(|_| of_cell()))
     }
 
-    /// Checks who runs it; says whether the agent's socket is known, or will be.
+    /// Checks the hypervisor's keys. Returns whether the agent's socket is or will be known.
     fn check_hypervisor(&self, name: &VmName) -> Result<bool, ConfigError> {
         let known_by = match (&self.qmp, &self.libvirt, &self.cloud_hypervisor) {
             (Some(_), None, None) => return Ok(self.agent.is_some()),
@@ -428,7 +436,8 @@ impl VmConfig {
         if self.cloud_hypervisor.is_some() && self.provisioner == ProvisionerKind::VirtioMem {
             return Err(wrong(
                 format!("vm.{name}: provisioner = \"virtio-mem\" beside cloud_hypervisor"),
-                "take demeter-balloon: nobody tells how much a guest has of a zone's virtio-mem",
+                "take demeter-balloon: Cloud Hypervisor does not report the plugged size of a zone's \
+                 virtio-mem",
             ));
         }
         Ok(true)
@@ -465,18 +474,18 @@ impl VmConfig {
         if nodes.fast == nodes.slow {
             return Err(wrong(
                 format!("vm.{name}: both tiers are node {}", nodes.fast),
-                "fast.node and slow.node are two different nodes of the guest",
+                "set fast.node and slow.node to two different nodes of the guest",
             ));
         }
         let memdevs = (&self.fast.memdev, &self.slow.memdev);
         if memdevs.0.is_some() && memdevs.0 == memdevs.1 {
             return Err(wrong(
                 format!("vm.{name}: both tiers have the same memdev"),
-                "fast.memdev and slow.memdev are two different -object memory-backend-*",
+                "set fast.memdev and slow.memdev to two different -object memory-backend-*",
             ));
         }
         if self.share == 0 {
-            return Err(wrong(format!("vm.{name}.share = 0"), "give 1 or more"));
+            return Err(wrong(format!("vm.{name}.share = 0"), "set 1 or more"));
         }
         within(&format!("vm.{name}.oom_mib"), self.oom_mib)?;
         if let Some(extra_mib) = self.hard_limit_extra_mib {
@@ -484,7 +493,7 @@ impl VmConfig {
             if self.manage != Manage::Agent {
                 return Err(wrong(
                     format!("vm.{name} has hard_limit_extra_mib, and not manage = \"agent\""),
-                    "leave one of them out: no memory returns from a VM that the host manages",
+                    "remove one of them: a VM that the host manages returns no memory",
                 ));
             }
         }
@@ -507,7 +516,7 @@ impl VmConfig {
                         "{key}.size_mib = {} is under its guarantee of {least_mib}",
                         config.size_mib
                     ),
-                    "give more; slow memory holds oom_mib as well",
+                    "raise it; slow memory includes oom_mib",
                 ));
             }
             if config.size_mib > limit_mib {

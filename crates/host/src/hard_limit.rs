@@ -1,12 +1,12 @@
-//! A hard limit: `memory.max` of the VM's own cgroup (v2) follows what the VM owns, so that the kernel
-//! stops it where it takes back memory that it returned.
+//! A hard limit: `memory.max` of the VM's own cgroup (v2) follows what the VM owns.
 //!
-//! It is raised before the VM is told to take memory, and lowered after memory was returned. It is never
-//! lowered below what the cgroup uses and cannot drop: that would kill a VM that does as told. Whatever
-//! the operator had set stays the most, and comes back when this value is dropped.
+//! The kernel then stops a VM that takes back memory that it returned. The limit is raised before
+//! the VM is asked to grow, and lowered after memory was returned. It is never lowered below the
+//! cgroup's unreclaimable use: that would kill an honest VM. The operator's own limit stays the
+//! upper bound, and it is restored when this value is dropped.
 //!
-//! What the operator had set is kept in an extended attribute of the cgroup, which lives exactly as long
-//! as the cgroup: a controller that was killed finds it again.
+//! The operator's limit is kept in an extended attribute of the cgroup, which lives exactly as long
+//! as the cgroup. So a controller that restarts after a kill finds it again.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -19,24 +19,24 @@ use rustix::io::Errno;
 use crate::controller::{Observation, Order};
 use crate::process::PeerProcess;
 
-/// Where `memory.max` is kept as the operator had it. The kernel has these attributes since 5.7.
+/// Extended attribute with the operator's `memory.max`. Kernels support it since 5.7.
 const FORMER: &str = "user.demeter.memory_max";
 
-/// The most cgroups below the VM's own one.
+/// Maximum number of cgroups below the VM's own one.
 const CGROUPS_MAX: usize = 256;
 
-/// Why a VM has no hard limit although it is to have one.
+/// Reason why a configured hard limit cannot be applied.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HardLimitError {
-    /// A limit would be somebody else's, too.
+    /// The limit would also apply to other processes.
     #[error(
         "hard_limit_extra_mib: process {pid} {why}; start the VM in a cgroup v2 of its own (libvirt, or \
          systemd-run --scope), or leave the key out"
     )]
     NotOwn {
-        /// The hypervisor.
+        /// The hypervisor's process.
         pid: Pid,
-        /// What is wrong with its cgroup.
+        /// The fault of its cgroup.
         why: String,
     },
     /// A file of the cgroup cannot be used.
@@ -45,28 +45,28 @@ pub(crate) enum HardLimitError {
          the unit, or leave the key out"
     )]
     File {
-        /// What was tried.
+        /// The failed operation.
         what: &'static str,
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// A limit, bytes; `None` is none.
+/// A limit in bytes; `None` means unlimited.
 type Limit = Option<u64>;
 
-/// What a VM may be using.
+/// Memory that a VM may be using.
 #[derive(Debug, Clone, Copy, Default)]
 struct MayHave {
-    /// What it owns, as it was verified.
+    /// Verified owned memory.
     owned: TierBytes,
-    /// What it was told to own last: it may still be on its way there.
+    /// The last target; the VM may still be on its way there.
     told: TierBytes,
 }
 
-/// The limit of one VM. The one from before comes back when this is dropped.
+/// The hard limit of one VM. Dropping it restores the operator's limit.
 #[derive(Debug)]
 pub(crate) struct HardLimit {
     cgroup: PathBuf,
@@ -74,13 +74,13 @@ pub(crate) struct HardLimit {
     extra: ByteCount,
     former: Limit,
     written: Limit,
-    /// `None` where it may be using all that it was started with.
+    /// `None` while the VM may use all the memory that it was started with.
     may_have: Option<MayHave>,
 }
 
 impl HardLimit {
-    /// Takes hold of the cgroup of a VM's process; `root` is where /proc and /sys are below, `extra` what
-    /// the VM may use beyond its memory. There is no limit yet.
+    /// Finds and checks the cgroup of a VM's process, without limiting it yet. `root` is the parent
+    /// of /proc and /sys; `extra` is memory that the process may use beyond what the VM owns.
     pub(crate) fn find(
         root: &Path,
         process: PeerProcess,
@@ -110,17 +110,17 @@ impl HardLimit {
             written,
             may_have: None,
         };
-        // Shows that it can be written, too.
+        // Fail now if the file cannot be written.
         limit.write(former)?;
         Ok(limit)
     }
 
-    /// Whether it is this process's.
+    /// Whether this limit belongs to `process`.
     pub(crate) fn is_of(&self, process: PeerProcess) -> bool {
         self.process == process
     }
 
-    /// Makes room for what the VM is about to be told.
+    /// Raises the limit for an order that is about to be sent.
     pub(crate) fn before(&mut self, order: Order) -> Result<bool, HardLimitError> {
         if let (Some(may_have), Order::Set { tier, target }) = (&mut self.may_have, order) {
             let told = may_have.told.get_mut(tier);
@@ -129,7 +129,7 @@ impl HardLimit {
         self.settle()
     }
 
-    /// Takes in what came of an order.
+    /// Updates the limit after an order.
     pub(crate) fn after(
         &mut self,
         order: Order,
@@ -145,20 +145,19 @@ impl HardLimit {
                     *may_have.told.get_mut(tier) = target;
                 }
             }
-            // What is not known stays as it was allowed.
+            // Keep the old limit if the result is unknown.
             _ => {}
         }
         self.settle()
     }
 
-    /// Leaves the VM what it was started with, until it is known what it owns.
+    /// Restores the operator's limit until the VM's owned memory is known.
     pub(crate) fn lift(&mut self) -> Result<bool, HardLimitError> {
         self.may_have = None;
         self.settle()
     }
 
-    /// Brings the file to what it should say, and says whether it does. It does not where the VM uses
-    /// more than it may.
+    /// Writes the limit that is due. Returns false while the VM uses more than that limit.
     pub(crate) fn settle(&mut self) -> Result<bool, HardLimitError> {
         let wanted = self.wanted();
         if wanted == self.written {
@@ -181,11 +180,11 @@ impl HardLimit {
         Some(sum.min(self.former.unwrap_or(u64::MAX)))
     }
 
-    /// What the cgroup uses but for cached files, which the kernel drops where there is a limit.
+    /// Memory use of the cgroup without file cache, which the kernel can drop.
     fn fixed_use(&self) -> Result<u64, HardLimitError> {
         let current = parse(&read(&self.cgroup, "memory.current")?).unwrap_or(u64::MAX);
         let stat = read(&self.cgroup, "memory.stat")?;
-        // Memory files count as anonymous in these lists.
+        // Shared memory is on the anonymous lists, so it is not subtracted here.
         let cached = stat.lines().filter_map(|line| {
             let (key, value) = line.split_once(' ')?;
             let is_cache = ["active_file", "inactive_file"].contains(&key);
@@ -196,7 +195,7 @@ impl HardLimit {
 
     fn write(&mut self, limit: Limit) -> Result<(), HardLimitError> {
         let path = self.cgroup.join("memory.max");
-        // Never made: a cgroup that has gone stays gone.
+        // Never create the file: it exists exactly as long as the cgroup.
         let mut options = OpenOptions::new();
         let opened = options.write(true).truncate(true).open(&path);
         opened
@@ -209,7 +208,7 @@ impl HardLimit {
 
 impl Drop for HardLimit {
     fn drop(&mut self) {
-        // With its VM the cgroup goes.
+        // The cgroup ends with its VM.
         if !self.cgroup.exists() {
             return;
         }
@@ -221,8 +220,8 @@ impl Drop for HardLimit {
     }
 }
 
-/// The cgroup with a limit of its own that a process lies in, and nobody else but what libvirt puts
-/// beside it.
+/// The cgroup whose `memory.max` limits a process. No other process may be in it, except libvirt's
+/// helpers.
 fn own_cgroup(root: &Path, pid: Pid) -> Result<PathBuf, HardLimitError> {
     let path = root.join(format!("proc/{pid}/cgroup"));
     let text = fs::read_to_string(&path).map_err(file("read", &path))?;
@@ -243,7 +242,7 @@ fn own_cgroup(root: &Path, pid: Pid) -> Result<PathBuf, HardLimitError> {
         .find(|within| mount.join(within).join("memory.max").exists())
         .ok_or_else(|| not_own(pid, "is in no cgroup v2 with memory.max"))?;
     let cgroup = mount.join(own);
-    // systemd-machined's name for a VM, in which the VM's helpers lie as well.
+    // systemd-machined's name for a VM's cgroup, which also contains the VM's helpers.
     let is_machine = own.components().any(|part| {
         let name = part.as_os_str().to_string_lossy();
         name.starts_with("machine-") && name.ends_with(".scope")
@@ -254,19 +253,22 @@ fn own_cgroup(root: &Path, pid: Pid) -> Result<PathBuf, HardLimitError> {
     Ok(cgroup)
 }
 
-/// Checks that a process is the only one of a cgroup and of those below.
+/// Checks that a process is the only one in a cgroup and its descendants.
 fn alone(cgroup: &Path, pid: Pid) -> Result<(), HardLimitError> {
     let mut cgroups = vec![cgroup.to_owned()];
     let mut seen = 0;
     while let Some(cgroup) = cgroups.pop() {
         seen += 1;
         if seen > CGROUPS_MAX {
-            return Err(not_own(pid, "is in a cgroup with very many below it"));
+            return Err(not_own(
+                pid,
+                "is in a cgroup with too many cgroups below it",
+            ));
         }
         let procs = cgroup.join("cgroup.procs");
         let pids = match fs::read_to_string(&procs) {
             Ok(pids) => pids,
-            // A threaded one: its processes are those of the cgroup above.
+            // A threaded cgroup: the cgroup above lists its processes.
             Err(error) if Errno::from_io_error(&error) == Some(Errno::OPNOTSUPP) => String::new(),
             Err(error) => return Err(file("read", &procs)(error)),
         };
@@ -289,7 +291,7 @@ fn read(cgroup: &Path, name: &str) -> Result<String, HardLimitError> {
     fs::read_to_string(&path).map_err(file("read", &path))
 }
 
-/// What `memory.max` says: a number, or `max`.
+/// Parses `memory.max`: a number, or `max`.
 fn parse(text: &str) -> Limit {
     text.trim().parse().ok()
 }

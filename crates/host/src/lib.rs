@@ -1,5 +1,6 @@
-//! The host controller: owns a pool of fast and of slow memory, gives each VM its share of each,
-//! changes it while VMs run, and takes memory really back.
+//! The host controller: divides a pool of fast and slow memory between VMs while they run.
+//!
+//! It gives each VM its share of each tier and really frees the memory that a VM gives up.
 //!
 //! ```text
 //! API, policy → Controller → commands → one task per VM: Provisioner → guest, hypervisor
@@ -7,10 +8,10 @@
 //!                   └─────────── observations ─────┘
 //! ```
 //!
-//! The [`controller`] is pure: it decides, and keeps what it committed within the pool. A
-//! [`provisioner`] carries a decision out on one VM; each VM has a task of its own, so that one
-//! that does not answer delays no other. Nothing that a guest says is believed before it is
-//! checked against the [`backing`] of its memory.
+//! The [`controller`] is pure: it decides, and keeps committed memory within the pool. A
+//! [`provisioner`] carries out a decision on one VM. Each VM has its own task, so a VM that does
+//! not answer delays no other. A guest's data is checked against the [`backing`] of its memory
+//! before it is used.
 
 pub mod agent;
 pub mod api;

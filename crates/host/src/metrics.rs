@@ -63,7 +63,7 @@ impl Collector for Snapshot {
         let violations = ConstCounter::new(host.violations);
         violations.encode(encoder.encode_descriptor(
             "violations",
-            "How often more was committed than the pool has",
+            "Number of times that committed memory exceeded the pool; must be 0",
             None,
             violations.metric_type(),
         )?)?;
@@ -72,12 +72,12 @@ impl Collector for Snapshot {
             ("committed", "Memory committed to VMs", host.committed),
             (
                 "may_hold",
-                "Memory that VMs may be holding at the most",
+                "Upper bound of the memory that VMs hold",
                 host.may_hold,
             ),
             (
                 "excess",
-                "Memory that VMs may be holding beyond the pool; none is given more meanwhile",
+                "Memory that VMs may hold beyond the pool; no VM grows meanwhile",
                 host.excess(),
             ),
         ] {
@@ -92,7 +92,7 @@ impl Collector for Snapshot {
         for (name, help, unit, value) in [
             (
                 "left_alone",
-                "Domains that libvirt runs and that are not managed",
+                "Running libvirt domains that are not managed",
                 None,
                 host.left_alone.len() as u64,
             ),
@@ -120,23 +120,29 @@ impl Collector for Snapshot {
             let kind = family.metric_type();
             family.encode(encoder.encode_descriptor(name, help, Some(&Unit::Bytes), kind)?)
         };
-        by_tier("vm_desired", "What a VM shall have", |vm| Some(vm.desired))?;
-        by_tier("vm_target", "What a VM shall own", |vm| Some(vm.target))?;
-        by_tier("vm_committed", "What a VM was committed", |vm| {
+        by_tier("vm_desired", "Desired memory of a VM", |vm| {
+            Some(vm.desired)
+        })?;
+        by_tier("vm_target", "Memory that a VM is asked to own", |vm| {
+            Some(vm.target)
+        })?;
+        by_tier("vm_committed", "Memory committed to a VM", |vm| {
             Some(vm.committed)
         })?;
-        by_tier("vm_owned", "What a VM owns", |vm| vm.owned)?;
+        by_tier(
+            "vm_owned",
+            "Memory that a VM owns, as last verified",
+            |vm| vm.owned,
+        )?;
         by_tier(
             "vm_may_hold",
-            "What a VM may be holding at the most",
+            "Upper bound of the memory that a VM holds",
             |vm| Some(vm.may_hold),
         )?;
-        by_tier("vm_guarantee", "What a VM never has less of", |vm| {
+        by_tier("vm_guarantee", "Guaranteed memory of a VM", |vm| {
             Some(vm.guarantee)
         })?;
-        by_tier("vm_limit", "What a VM never has more of", |vm| {
-            Some(vm.limit)
-        })?;
+        by_tier("vm_limit", "Maximum memory of a VM", |vm| Some(vm.limit))?;
 
         let mut by_vm = |name, help, of: fn(&VmView) -> Option<f64>| {
             let family = Family::<VmLabel, Gauge<f64, AtomicU64>>::default();
@@ -149,14 +155,12 @@ impl Collector for Snapshot {
             let kind = family.metric_type();
             family.encode(encoder.encode_descriptor(name, help, None, kind)?)
         };
-        by_vm(
-            "vm_up",
-            "Whether a VM can be reached and is trusted",
-            |vm| Some(if vm.state == VmState::Up { 1.0 } else { 0.0 }),
-        )?;
+        by_vm("vm_up", "Whether a VM is connected and trusted", |vm| {
+            Some(if vm.state == VmState::Up { 1.0 } else { 0.0 })
+        })?;
         by_vm(
             "vm_marked",
-            "Whether a VM's guest was caught lying and is left alone",
+            "Whether a VM is marked as hostile and left alone, because its guest sent false data",
             |vm| Some(f64::from(u8::from(vm.state == VmState::Marked))),
         )?;
         by_vm(
@@ -166,22 +170,22 @@ impl Collector for Snapshot {
         )?;
         by_vm(
             "vm_relocation_cost_seconds",
-            "Time that the moves of a VM's agent took since it started",
+            "Time that a VM's agent has spent on moves since it started",
             |vm| Some(vm.relocation?.cost_ms as f64 / 1000.0),
         )?;
         by_vm(
             "vm_relocation_benefit_seconds",
-            "Time that the moves of a VM's agent are taken to have saved; negative where they did harm",
+            "Estimated time saved by the moves of a VM's agent; negative if they did harm",
             |vm| Some(vm.relocation?.benefit_ms as f64 / 1000.0),
         )?;
         by_vm(
             "vm_relocation_resting",
-            "Whether a VM's agent rests, because moving brings nothing",
+            "Whether a VM's agent has stopped moving because moves brought no benefit",
             |vm| Some(f64::from(u8::from(vm.relocation?.is_resting))),
         )?;
         by_vm(
             "vm_pressure_ratio",
-            "Share of time that some task of the guest waited for memory",
+            "Share of time in which some task of the guest waited for memory",
             |vm| vm.pressure,
         )?;
 
@@ -198,13 +202,13 @@ impl Collector for Snapshot {
         };
         counted(
             "vm_overruns",
-            "How often memory was touched that the VM was to leave alone",
+            "How often a VM used memory that it did not own",
             None,
             |vm| vm.overruns,
         )?;
         counted(
             "vm_returned",
-            "Memory that went back to the host",
+            "Memory that a VM returned to the host",
             Some(&Unit::Bytes),
             |vm| vm.returned_bytes,
         )

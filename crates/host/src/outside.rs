@@ -1,17 +1,17 @@
-//! Files, sockets and processes of others: the one place where the controller waits for them.
+//! Access to files, sockets and processes of others, which may block.
 //!
 //! # Problem
-//! A VM's owner decides what its descriptors, its sockets and its memory lie on. A `stat` of a file on hung
-//! storage, a path lookup or a read of `/proc/PID/maps` may wait as long as that owner likes. On a worker
-//! of the runtime it would stop all VMs and the API with it.
+//! A VM's owner chooses the storage behind its descriptors, sockets and memory. A `stat` of a file
+//! on hung storage, a path lookup or a read of `/proc/PID/maps` may block as long as the owner
+//! likes. On a worker of the runtime it would stop all VMs and the API.
 //!
 //! # Approach
-//! All functions that may wait take a [`MayWait`]. Only `Outside::ask` makes one, on a thread made for
-//! waiting, and its caller gives up after `LIMIT`. Each VM has an `Outside` with a single turn,
-//! so that a VM whose storage hangs holds one thread, however often it is tried again.
+//! Every function that may block takes a [`MayWait`]. Only `Outside::ask` makes one, on a thread
+//! that may block, and its caller gives up after `LIMIT`. Each VM has an `Outside` with a single
+//! slot. So a VM on hung storage blocks one thread, however often it is retried.
 //!
-//! A test of this module reads this crate's sources: no other module opens or looks at files, but for
-//! those that read what is the controller's own.
+//! A test of this module reads this crate's sources. No other module may open or inspect files,
+//! except for those that read the controller's own.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -36,28 +36,28 @@ use tokio::time::timeout;
 
 use crate::memory::FileId;
 
-/// How long anybody waits for others' files.
+/// Time limit of a wait for files of others.
 pub(crate) const LIMIT: Duration = Duration::from_secs(3);
 
-/// The most symbolic links in a path, as Linux has it.
+/// Maximum number of symbolic links in a path, as in Linux.
 const LINKS_MAX: usize = 40;
 
-/// The longest text that is read of a process: its mappings take at most a third of it.
+/// Maximum length of a file read as text; a process's mappings take at most a third of it.
 const TEXT_BYTES_MAX: u64 = 32 << 20;
 
-/// Shows that the thread may wait: it is none of the runtime's workers.
+/// Proof that the thread may block: it is no worker of the runtime.
 #[derive(Debug)]
 pub struct MayWait(());
 
 impl MayWait {
-    /// For tests, whose thread may wait.
+    /// For tests, whose thread may block.
     #[cfg(test)]
     pub(crate) fn in_a_test() -> Self {
         Self(())
     }
 }
 
-/// One VM's way to what is not ours. Clones share its single turn.
+/// One VM's access to files of others. Clones share its single slot.
 #[derive(Debug, Clone)]
 pub struct Outside(Arc<Semaphore>);
 
@@ -67,16 +67,16 @@ impl Default for Outside {
     }
 }
 
-/// Somebody else's files do not answer.
+/// Error: a file or process of others does not answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{what}: no answer within {limit:?}; does the VM's storage hang? Only this VM waits, and it is tried \
-     again"
+    "{what}: no answer within {limit:?}; does the VM's storage hang? Only this VM is affected, and \
+     the controller retries"
 )]
 pub struct Stuck {
     /// The action.
     what: &'static str,
-    /// How long we waited.
+    /// Time limit of the wait.
     limit: Duration,
 }
 
@@ -87,8 +87,8 @@ impl From<Stuck> for io::Error {
 }
 
 impl Outside {
-    /// Has something done on a thread that may wait, and waits for it, no longer than [`LIMIT`]. The
-    /// action itself goes on; until it has ended nothing else of this VM begins.
+    /// Runs an action on a thread that may block, and waits for it up to [`LIMIT`]. The action
+    /// continues after that, and no other action of this VM starts until it has ended.
     pub(crate) async fn ask<T: Send + 'static>(
         &self,
         what: &'static str,
@@ -97,7 +97,7 @@ impl Outside {
         self.ask_within(LIMIT, what, work).await
     }
 
-    /// The same for what may take longer.
+    /// Like `ask`, with another time limit.
     pub(crate) async fn ask_within<T: Send + 'static>(
         &self,
         limit: Duration,
@@ -116,13 +116,13 @@ impl Outside {
         };
         match timeout(limit, asked).await {
             Ok(Ok(value)) => Ok(value),
-            // The runtime ends, and with it all that could come of it.
+            // The runtime is stopping, so no result will be needed.
             Ok(Err(_)) | Err(_) => Err(Stuck { what, limit }),
         }
     }
 
-    /// Connects to a Unix socket. Symbolic links on the way are followed only where root or this process's
-    /// user made them: a VM's owner could lead us to another VM.
+    /// Connects to a Unix socket. Symbolic links on the way are followed only if root or this
+    /// process's user owns them. A VM's owner could otherwise redirect us to another VM.
     pub(crate) async fn connect(&self, path: &Path) -> io::Result<UnixStream> {
         let path = path.to_owned();
         let connecting = self.ask("connect", move |wait| connect_to(&path, wait));
@@ -135,13 +135,13 @@ fn connect_to(path: &Path, wait: &MayWait) -> io::Result<StdUnixStream> {
     let found = walk(path, wait)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    // The very file that was looked at, whatever lies at the path by now.
+    // Connect to the inspected file itself, even if the path was changed since.
     let address = SocketAddrUnix::new(format!("/proc/self/fd/{}", found.as_raw_fd()))?;
     connect(&socket, &address)?;
     Ok(socket.into())
 }
 
-/// Opens what lies at a path, without any right to it.
+/// Opens the file at a path, without access rights to its content.
 fn walk(path: &Path, _: &MayWait) -> io::Result<OwnedFd> {
     let place = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let start = |path: &Path| {
@@ -180,7 +180,7 @@ fn walk(path: &Path, _: &MayWait) -> io::Result<OwnedFd> {
     Ok(at)
 }
 
-/// The names of a path, the first one last.
+/// The components of a path, the first one last.
 fn parts(path: &Path) -> Vec<OsString> {
     let names = path.components().rev().filter_map(|part| match part {
         Component::Normal(name) => Some(name.to_owned()),
@@ -190,7 +190,7 @@ fn parts(path: &Path) -> Vec<OsString> {
     names.collect()
 }
 
-/// Which file lies at a path. Storage is not asked where the kernel knows it.
+/// Identity of the file at a path. Uses attributes cached by the kernel, without asking storage.
 pub(crate) fn file_at(path: &Path, _: &MayWait) -> io::Result<FileId> {
     let found = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::INO)?;
     Ok(FileId {
@@ -199,14 +199,14 @@ pub(crate) fn file_at(path: &Path, _: &MayWait) -> io::Result<FileId> {
     })
 }
 
-/// The user that a path belongs to; a link itself is not followed.
+/// Owner of a path; a link itself is not followed.
 pub(crate) fn owner_of(path: &Path, _: &MayWait) -> io::Result<u32> {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
     Ok(statx(CWD, path, flags, StatxFlags::UID)?.stx_uid)
 }
 
-/// Reads a file of another process, as far as [`TEXT_BYTES_MAX`]. Files may be called anything, so that
-/// what is no text becomes marks.
+/// Reads a file of another process, up to [`TEXT_BYTES_MAX`]. Invalid UTF-8, as in file names, is
+/// replaced.
 pub(crate) fn text_of(path: &Path, _: &MayWait) -> io::Result<String> {
     let mut bytes = vec![];
     let read = File::open(path)?.take(TEXT_BYTES_MAX + 1);
@@ -218,7 +218,7 @@ pub(crate) fn text_of(path: &Path, _: &MayWait) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// All entries of a folder; an error where there are more than `most`.
+/// All entries of a folder; an error for more than `most`.
 pub(crate) fn entries_of(path: &Path, most: usize, _: &MayWait) -> io::Result<Vec<PathBuf>> {
     let entries = fs::read_dir(path)?.take(most + 1);
     let entries: Vec<_> = entries
@@ -231,7 +231,7 @@ pub(crate) fn entries_of(path: &Path, most: usize, _: &MayWait) -> io::Result<Ve
     Ok(entries)
 }
 
-/// Where a link of `/proc` leads; what lies there is not touched.
+/// Target of a link in `/proc`; the target itself is not touched.
 pub(crate) fn link_of(path: &Path, _: &MayWait) -> io::Result<PathBuf> {
     fs::read_link(path)
 }

@@ -1,19 +1,19 @@
-//! What the process may do, as root.
+//! Capabilities and resource limits of the controller's process.
 
 use std::io;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 
-/// What the controller needs of root's rights: to look at processes of other users and to take
-/// their memory files, and to connect to their sockets.
+/// Capabilities that the controller keeps, to inspect processes of other users, take their memory
+/// files and connect to their sockets.
 const NEEDED: CapabilitySet = CapabilitySet::SYS_PTRACE.union(CapabilitySet::DAC_OVERRIDE);
 
-/// What it needs on top to manage VMs by histories: to move the pages of other processes, and to listen to
-/// the kernel's tracepoints.
+/// Additional capabilities for histories: to move pages of other processes and to read the kernel's
+/// tracepoints.
 const NEEDED_BY_HISTORY: CapabilitySet = CapabilitySet::SYS_NICE.union(CapabilitySet::PERFMON);
 
-/// Gives up all other rights of this thread, and of those that it starts, for good.
+/// Drops all other capabilities of this thread, and of threads that it starts, for good.
 pub(crate) fn give_up(by_history: bool) -> io::Result<()> {
     let needed = match by_history {
         true => NEEDED | NEEDED_BY_HISTORY,
@@ -30,14 +30,15 @@ pub(crate) fn give_up(by_history: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// Lets this process open as many files as it ever may, and says how many that are.
+/// Raises the limit of open files to the hard limit, and returns it.
 pub(crate) fn raise_descriptors() -> u64 {
     let limits = getrlimit(Resource::Nofile);
     let raised = Rlimit {
         current: limits.maximum,
         maximum: limits.maximum,
     };
-    // A soft limit may always be raised to the hard one; if not, what there is counts.
+    // A soft limit may always be raised to the hard limit; if this fails, the present limit
+    // applies.
     let _ = setrlimit(Resource::Nofile, raised);
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
@@ -48,7 +49,7 @@ mod tests {
 
     #[test]
     fn only_what_is_needed_is_left() {
-        // Rights are a thread's: this one's end with it.
+        // Capabilities belong to a thread, so use one that ends.
         let left = |by_history| {
             let left = std::thread::spawn(move || {
                 give_up(by_history).unwrap();

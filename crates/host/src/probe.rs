@@ -1,4 +1,5 @@
-//! A report of what this host offers for managing VMs from the host, and of how to repair the rest.
+//! The report of `demeter host probe`: how this host supports managing VMs, and how to fix the
+//! rest.
 
 use std::fmt::{self, Display, Formatter};
 use std::fs::{self, File};
@@ -14,81 +15,81 @@ use serde::Serialize;
 const KVM_CHECK_EXTENSION: libc::Ioctl = 0xAE03;
 const KVM_CAP_GUEST_MEMFD: libc::c_int = 234;
 
-/// The first release whose KVM tells young pages apart without flushing the TLBs of all its CPUs
+/// First release whose KVM ages pages without flushing the TLBs of all its CPUs
 /// (`KVM_ELIDE_TLB_FLUSH_IF_YOUNG`).
 const QUIET_AGEING: (u32, u32) = (6, 13);
 
-/// What a host has. `None` is what cannot be found out.
+/// Facts about a host; `None` means unknown.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct HostReport {
     /// The kernel's release.
     pub kernel: Option<String>,
-    /// Whether KVM flushes TLBs whenever the kernel's reclaim looks whether guest pages are young.
+    /// Whether KVM flushes TLBs when the kernel's reclaim checks guest pages for accesses.
     pub ageing_flushes: Option<bool>,
-    /// Virtualization.
+    /// Virtualization support.
     pub kvm: KvmReport,
-    /// DAMON, through which access bits are read.
+    /// State of DAMON, which reads access bits.
     pub damon: DamonReport,
-    /// `kernel.perf_event_paranoid`: who may listen to what DAMON finds.
+    /// `kernel.perf_event_paranoid`, which restricts reading DAMON's tracepoints.
     pub perf_event_paranoid: Option<i32>,
-    /// Mode of transparent huge pages, and of those of shared memory.
+    /// Mode of transparent huge pages for anonymous memory.
     pub thp: Option<String>,
-    /// The same for memfds and /dev/shm.
+    /// Mode of transparent huge pages for memfds and /dev/shm.
     pub shmem_thp: Option<String>,
-    /// Huge pages that are set aside.
+    /// Reserved huge pages.
     pub hugetlb: Vec<HugetlbReport>,
     /// Nodes with memory.
     pub nodes: Vec<NodeReport>,
-    /// The fast node and the slow one, if memory can be tiered.
+    /// The fast and the slow node, if memory can be tiered.
     pub tiers: Option<TierReport>,
-    /// Obstacles to `manage = "history"`, each with a hint, the gravest first.
+    /// Obstacles to `manage = "history"`, each with a hint, most severe first.
     pub advice: Vec<Advice>,
 }
 
-/// What KVM has.
+/// Facts about KVM.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct KvmReport {
-    /// /dev/kvm is there and may be opened.
+    /// Whether /dev/kvm can be opened.
     pub device: bool,
     /// The CPU's extension: `vmx` or `svm`.
     pub extension: Option<&'static str>,
-    /// Page tables of two dimensions (EPT, NPT).
+    /// Whether it has two-dimensional page tables (EPT, NPT).
     pub two_dimensions: Option<bool>,
-    /// They have access and dirty bits; without, KVM takes mappings away to see who comes back.
+    /// Whether these have access and dirty bits. Without them, KVM unmaps pages to detect accesses.
     pub access_bits: Option<bool>,
-    /// VMs may run VMs.
+    /// Whether VMs may run VMs.
     pub nested: Option<bool>,
-    /// Guests may have private memory, which cannot be moved.
+    /// Whether guests may have private memory, which cannot be moved.
     pub guest_memfd: Option<bool>,
-    /// KVM's counters in debugfs can be read.
+    /// Whether KVM's counters in debugfs can be read.
     pub counters: bool,
 }
 
-/// Whether DAMON can be had.
+/// Availability of DAMON.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase", tag = "state")]
 pub enum DamonReport {
-    /// Nobody has it.
+    /// No process uses it.
     Free,
-    /// Somebody runs kdamonds.
+    /// Kdamonds are running.
     Taken {
-        /// How many.
+        /// Number of kdamonds.
         kdamonds: u64,
     },
-    /// The kernel has none.
+    /// The kernel has no DAMON.
     Missing,
-    /// We may not look.
+    /// Permission denied.
     Denied,
 }
 
-/// Huge pages of one size.
+/// Reserved huge pages of one size.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct HugetlbReport {
-    /// Size of each, KiB.
+    /// Size of a page, KiB.
     pub size_kib: u64,
-    /// How many are set aside, and how many of these nobody uses.
+    /// Number of reserved pages.
     pub total: u64,
-    /// Those that nobody uses.
+    /// Number of unused ones.
     pub free: u64,
 }
 
@@ -105,29 +106,29 @@ pub struct NodeReport {
     pub has_cpus: bool,
 }
 
-/// Which nodes are the tiers.
+/// Nodes of the tiers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct TierReport {
     /// The fast node.
     pub fast: u32,
     /// The slow node.
     pub slow: u32,
-    /// What decided it.
+    /// The rule that chose them.
     pub decided_by: String,
 }
 
-/// Something to change.
+/// A recommended change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Advice {
-    /// VMs cannot be managed from the host before this is changed.
+    /// Whether the host cannot manage VMs without the change.
     pub blocks: bool,
-    /// What is wrong.
+    /// The problem.
     pub what: String,
-    /// What to do.
+    /// The fix.
     pub hint: String,
 }
 
-/// Looks at the host whose /proc, /sys and /dev lie below `root`. Changes nothing.
+/// Inspects the host whose /proc, /sys and /dev lie below `root`. Changes nothing.
 pub fn probe(root: &Path) -> HostReport {
     let line = |path: &str| {
         let text = fs::read_to_string(root.join(path)).ok()?;
@@ -227,7 +228,7 @@ impl KvmReport {
                 parameter("kvm_intel", "eptad"),
                 parameter("kvm_intel", "nested"),
             ),
-            // Nested page tables of AMD are page tables like others.
+            // AMD's nested page tables have the format of ordinary ones, with access bits.
             Some(_) => (
                 parameter("kvm_amd", "npt"),
                 parameter("kvm_amd", "npt"),
@@ -287,14 +288,14 @@ fn advice(report: &HostReport, unordered: Option<String>) -> Vec<Advice> {
         DamonReport::Taken { kdamonds } => add(
             true,
             format!("DAMON is in use ({kdamonds} kdamonds)"),
-            "stop who uses it, unless it is demeter host",
+            "stop the process that uses it, unless it is demeter host",
         ),
         DamonReport::Missing => add(
             true,
             "the kernel has no DAMON".into(),
             "use a kernel with CONFIG_DAMON_VADDR and CONFIG_DAMON_SYSFS",
         ),
-        DamonReport::Denied => add(true, "DAMON may not be looked at".into(), "run as root"),
+        DamonReport::Denied => add(true, "permission denied for DAMON".into(), "run as root"),
     }
     if let Some(level) = report.perf_event_paranoid
         && level > PARANOIA_MAX
@@ -302,7 +303,7 @@ fn advice(report: &HostReport, unordered: Option<String>) -> Vec<Advice> {
         add(
             true,
             format!(
-                "kernel.perf_event_paranoid is {level}: the controller may not listen to DAMON"
+                "kernel.perf_event_paranoid is {level}: the controller may not read DAMON's tracepoint"
             ),
             "sysctl kernel.perf_event_paranoid=2",
         );
@@ -312,28 +313,28 @@ fn advice(report: &HostReport, unordered: Option<String>) -> Vec<Advice> {
         add(
             false,
             "the CPU shows no virtualization (vmx, svm): VMs are emulated here".into(),
-            "switch it on in the firmware, or allow nested virtualization for this VM",
+            "enable it in the firmware, or allow nested virtualization for this VM",
         );
     } else if kvm.access_bits == Some(false) {
         add(
             false,
-            "guest page tables have no access bits: each look takes mappings away".into(),
+            "guest page tables have no access bits: each scan unmaps pages".into(),
             "load kvm_intel with eptad=1, on a CPU that has them",
         );
     }
     if report.ageing_flushes == Some(true) {
         add(
             false,
-            "KVM of this kernel flushes TLBs whenever reclaim looks at guest pages; looking through \
-             DAMON does not flush"
+            "this kernel's KVM flushes TLBs whenever reclaim checks guest pages for accesses; scans \
+             through DAMON do not"
                 .into(),
-            "use Linux 6.13 or later where the host itself reclaims or tiers guest memory",
+            "use Linux 6.13 or later if the host itself reclaims or tiers guest memory",
         );
     }
     if report.thp.as_deref() == Some("never") {
         add(
             false,
-            "guest memory has no huge pages: one look tells of 4 KiB, not of 2 MiB".into(),
+            "guest memory has no huge pages: a scan checks only 4 KiB of each 2 MiB".into(),
             "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
         );
     }
@@ -369,7 +370,7 @@ impl Display for HostReport {
             DamonReport::Free => "free".into(),
             DamonReport::Taken { kdamonds } => format!("in use ({kdamonds} kdamonds)"),
             DamonReport::Missing => "missing".into(),
-            DamonReport::Denied => "not for us".into(),
+            DamonReport::Denied => "permission denied".into(),
         };
         writeln!(f, "damon         {damon}")?;
         write!(

@@ -1,5 +1,6 @@
-//! The processes that run VMs: who listens on a socket, and whether a process has ended, whoever got
-//! its number afterwards.
+//! Identity of the processes that run VMs: the opener of a socket, and whether a process has ended.
+//!
+//! A process that reuses another's number is never taken for it.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -13,27 +14,27 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::timeout;
 
-/// A process by its file descriptor (pidfd_open(2)).
+/// A handle of a process (pidfd_open(2)).
 #[derive(Debug)]
 pub struct Process(AsyncFd<OwnedFd>);
 
 impl Process {
-    /// Takes hold of a running process.
+    /// Opens a running process.
     pub fn open(pid: Pid) -> io::Result<Self> {
         let fd = pidfd(pid)?;
-        // Readable means ended.
+        // A pidfd is readable once its process has ended.
         // SAFETY: an owned descriptor stays open, and the same, for as long as the AsyncFd has it.
         let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?;
         Ok(Self(fd))
     }
 
-    /// Waits for its end, no longer than `limit`; says whether it came.
+    /// Waits up to `limit` for the process's end. Returns whether it has ended.
     pub async fn ends_within(&self, limit: Duration) -> bool {
         matches!(timeout(limit, self.0.readable()).await, Ok(Ok(_)))
     }
 }
 
-/// A descriptor of a running process (pidfd_open(2)).
+/// Opens a pidfd of a running process (pidfd_open(2)).
 pub(crate) fn pidfd(pid: Pid) -> io::Result<OwnedFd> {
     let number = i32::try_from(pid.0)
         .ok()
@@ -42,14 +43,14 @@ pub(crate) fn pidfd(pid: Pid) -> io::Result<OwnedFd> {
     Ok(pidfd_open(number, PidfdFlags::empty())?)
 }
 
-/// The process that listens on a socket, as the kernel knows it (SO_PEERCRED, unix(7)).
+/// The process that opened a listening socket, as the kernel reports it (SO_PEERCRED, unix(7)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PeerProcess {
-    /// Its number; the hypervisor's own, when that opened the socket itself.
+    /// Its number; the hypervisor's own, if the hypervisor opened the socket.
     pub pid: Pid,
     /// The user it runs as.
     pub uid: u32,
-    /// When it was started, ticks since boot: tells it from a later one with its number.
+    /// Start time in ticks since boot; distinguishes it from a later process with its number.
     pub(crate) started: u64,
 }
 
@@ -58,7 +59,8 @@ impl PeerProcess {
     pub fn of(socket: impl AsFd) -> io::Result<Self> {
         let peer = socket_peercred(&socket)?;
         let pid = Pid(u32::try_from(peer.pid.as_raw_pid()).unwrap_or(0));
-        // Held while we look, where the kernel has it: nobody else can get its number meanwhile.
+        // Hold a pidfd during the inspection, if the kernel supports it, so that the number is not
+        // reused.
         let held = peer_pidfd(socket.as_fd())?;
         let found = Self::running(pid, peer.uid.as_raw())?;
         if held.is_some_and(|pidfd| has_ended(&pidfd)) {
@@ -67,7 +69,7 @@ impl PeerProcess {
         Ok(found)
     }
 
-    /// A process that runs now, of a user that is known otherwise.
+    /// A running process of a known user.
     pub(crate) fn running(pid: Pid, uid: u32) -> io::Result<Self> {
         Ok(Self {
             pid,
@@ -76,8 +78,8 @@ impl PeerProcess {
         })
     }
 
-    /// Whether to believe what it says: it runs as the user that the configuration names for its VM;
-    /// where that names none, as root or as we do.
+    /// Whether to trust the process. It must run as the configured user of its VM; by default, as
+    /// root or as our own user.
     pub(crate) fn is_trusted(&self, own_uid: u32, owner_uid: Option<u32>) -> bool {
         match owner_uid {
             Some(owner) => self.uid == owner,
@@ -85,7 +87,7 @@ impl PeerProcess {
         }
     }
 
-    /// Whether it still runs.
+    /// Whether the process still runs.
     pub(crate) fn is_there(&self) -> bool {
         started(self.pid).is_ok_and(|started| started == self.started)
     }
@@ -94,7 +96,7 @@ impl PeerProcess {
 /// SO_PEERPIDFD (linux/socket.h), since Linux 6.5.
 const SO_PEERPIDFD: libc::c_int = 77;
 
-/// The process behind a socket; `None` where the kernel does not tell.
+/// A pidfd of the socket's opener; `None` if the kernel does not support it.
 fn peer_pidfd(socket: BorrowedFd) -> io::Result<Option<OwnedFd>> {
     let mut found: libc::c_int = -1;
     let mut size = size_of_val(&found) as libc::socklen_t;
@@ -115,7 +117,7 @@ fn peer_pidfd(socket: BorrowedFd) -> io::Result<Option<OwnedFd>> {
     let error = io::Error::last_os_error();
     match error.raw_os_error() {
         Some(libc::ENOPROTOOPT) => Ok(None),
-        // Its process has ended; somebody else keeps the socket open.
+        // The opener has ended; another process keeps the socket open.
         Some(libc::ESRCH | libc::EINVAL | libc::ENODATA) => Err(ended()),
         _ => Err(error),
     }
@@ -123,7 +125,7 @@ fn peer_pidfd(socket: BorrowedFd) -> io::Result<Option<OwnedFd>> {
 
 fn has_ended(process: &OwnedFd) -> bool {
     let mut polled = [PollFd::new(process, PollFlags::IN)];
-    // Readable means ended.
+    // A pidfd is readable once its process has ended.
     poll(&mut polled, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
@@ -132,24 +134,24 @@ fn ended() -> io::Error {
     io::Error::new(io::ErrorKind::NotFound, why)
 }
 
-/// Who must have opened a socket for what comes out of it to be a VM's.
+/// The processes that may open a VM's socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Opener {
     /// The process that runs the VM.
     pub process: PeerProcess,
-    /// A user whose processes open sockets for the VM, too: a daemon that hands them on to its
-    /// hypervisors, and may have been started anew since.
+    /// A user whose processes may also open sockets of the VM. Such a daemon passes them to its
+    /// hypervisors and may have restarted since.
     pub user: Option<u32>,
 }
 
 impl Opener {
-    /// The VM's process and nobody else.
+    /// Only the VM's own process.
     pub fn only(process: PeerProcess) -> Self {
         let user = None;
         Self { process, user }
     }
 
-    /// Whether it opened the other end of a connected socket; the process that did where it did not.
+    /// Checks the opener of a connected socket's other end. The inner error is the actual opener.
     pub(crate) fn opened(&self, socket: impl AsFd) -> io::Result<Result<(), Pid>> {
         let socket = socket.as_fd();
         if self.user == Some(socket_peercred(socket)?.uid.as_raw()) {
@@ -164,15 +166,15 @@ impl Opener {
     }
 }
 
-/// When a process was started: field 22 of /proc/PID/stat (proc(5)). Its name, which may hold
-/// anything, ends with the last parenthesis.
+/// Start time of a process: field 22 of /proc/PID/stat (proc(5)). Its name may contain any
+/// characters, but ends with the last parenthesis.
 fn started(pid: Pid) -> io::Result<u64> {
     let stat = std::fs::read(format!("/proc/{pid}/stat"))?;
     let fields = stat.rsplit(|&byte| byte == b')').next();
     fields
         .and_then(|fields| std::str::from_utf8(fields).ok())
         .and_then(|fields| fields.split_ascii_whitespace().nth(19)?.parse().ok())
-        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "its stat is of no use"))
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "its stat file is invalid"))
 }
 
 #[cfg(test)]
@@ -219,7 +221,7 @@ mod tests {
         );
     }
 
-    /// Starts a process with a number that was another's; `None` where that is not allowed.
+    /// Starts a process with a given number; `None` if that is not permitted.
     fn heir_of(number: libc::pid_t) -> Option<libc::pid_t> {
         // SAFETY: all zeros is a valid value of this plain structure.
         let mut args: libc::clone_args = unsafe { std::mem::zeroed() };

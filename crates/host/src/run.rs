@@ -1,8 +1,8 @@
-//! The host's process: one task that decides, one for each VM, and the API.
+//! The controller's process: a deciding task, one task for each VM, and the API.
 //!
-//! Whoever decides takes in news of VMs and changes from the API, writes down what was committed, and
-//! only then sends commands. Killed at any point, it starts again from what is on disk and asks
-//! the VMs for the rest.
+//! The deciding task takes reports of VMs and changes from the API. It saves committed memory and
+//! only then sends commands. A controller that was killed at any point restarts from the state file
+//! and asks the VMs for the rest.
 
 mod deciding;
 mod known;
@@ -35,36 +35,36 @@ use crate::view::{EventLog, HostView};
 use crate::vm::{News, VmTask};
 use deciding::Deciding;
 
-/// News of VMs and changes from the API that may wait.
+/// Capacity of the queues for VM reports and API changes.
 const QUEUE_MAX: usize = 64;
 
-/// Open files of a VM: its sockets, its process, its memory, and what looking at them takes.
+/// Open files for a VM: its sockets, its process, its memory and their inspection.
 const DESCRIPTORS_PER_VM: u64 = 8;
 
-/// Open files of everything else: clients on both sockets, the state file, the runtime.
+/// Open files for everything else: API clients, the state file, the runtime.
 const DESCRIPTORS: u64 = 192;
 
-/// Threads that may wait for others: for each VM its turn and an answer of its hypervisor.
+/// Maximum number of blocking threads: two for each VM, for its files and its hypervisor.
 const WAITING_THREADS_MAX: usize = 2 * VMS_MAX + 64;
 
-/// How long what is under way may take when the controller ends.
+/// Time limit for work in progress when the controller stops.
 const END_MAX: Duration = Duration::from_secs(2);
 
-/// Why the host controller does not run.
+/// Reason why the controller cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// What was committed cannot be read or written.
+    /// The state file cannot be read or written.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The API cannot be offered.
+    /// The API cannot listen.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// What is kept and what is configured do not go together.
+    /// The stored state contradicts the configuration.
     #[error("configuration: VM {vm}: {refusal}")]
     Refused {
-        /// Whose.
+        /// The VM.
         vm: VmName,
-        /// Why.
+        /// The contradiction.
         refusal: Refusal,
     },
     /// The process may not open enough files.
@@ -73,30 +73,30 @@ pub enum RunError {
          unit, or ulimit -n"
     )]
     Descriptors {
-        /// By its VMs and clients.
+        /// Files needed for VMs and clients.
         needed: u64,
-        /// By the hard limit.
+        /// The hard limit.
         most: u64,
     },
-    /// The system does not give what the process needs.
+    /// The system refused a resource.
     #[error("cannot {what}: {source}")]
     System {
-        /// What it was to do.
+        /// The failed operation.
         what: &'static str,
-        /// What it said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// Runs the host controller until SIGTERM or SIGINT. VMs stay as they are then. SIGHUP has it take over what
-/// `source`, the configuration's file, says by then.
+/// Runs the controller until SIGTERM or SIGINT; VMs then keep their sizes. SIGHUP reloads `source`,
+/// the configuration's file.
 pub fn run(config: &Config, source: &Path) -> Result<(), RunError> {
     let system = |what| move |source| RunError::System { what, source };
     let by_history = config.vms.values().any(|vm| vm.manage != Manage::Agent);
     privileges::give_up(by_history).map_err(system("give up privileges"))?;
     check_descriptors(config)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        // One may be busy giving memory back while the other serves the rest.
+        // Two workers: one may be busy punching while the other serves the rest.
         .worker_threads(2)
         .max_blocking_threads(WAITING_THREADS_MAX)
         .enable_all()
@@ -109,13 +109,13 @@ pub fn run(config: &Config, source: &Path) -> Result<(), RunError> {
         let _ = ended.await;
     }));
     signals.close();
-    // Threads that wait for others' storage may do so for ever.
+    // Threads that wait for hung storage may never end.
     runtime.shutdown_timeout(END_MAX);
     outcome
 }
 
-/// Passes signals on. The runtime's own would need a pair of sockets in each runtime of this program, the guest's agent
-/// among them.
+/// Forwards signals to the runtime. Tokio's own signal handling would open a socket pair in every
+/// runtime of this program, including the guest's agent.
 fn on_signals(
     reload: mpsc::Sender<()>,
     end: oneshot::Sender<()>,
@@ -127,7 +127,7 @@ fn on_signals(
         let mut end = Some(end);
         for signal in signals.forever() {
             if signal == SIGHUP {
-                // Of several that come while one is waited for, one is enough.
+                // Signals that arrive during a reload are merged into one.
                 let _ = reload.try_send(());
             } else if let Some(end) = end.take() {
                 let _ = end.send(());
@@ -137,9 +137,9 @@ fn on_signals(
     Ok(handle)
 }
 
-/// Whether the process may open enough files.
+/// Checks that the process may open enough files.
 fn check_descriptors(config: &Config) -> Result<(), RunError> {
-    // How many will be found is not known.
+    // Discovery may find any number of VMs.
     let vms = config.discover.map_or(config.vms.len(), |_| VMS_MAX);
     let needed = DESCRIPTORS + DESCRIPTORS_PER_VM * vms as u64;
     let most = privileges::raise_descriptors();
@@ -149,7 +149,7 @@ fn check_descriptors(config: &Config) -> Result<(), RunError> {
     Ok(())
 }
 
-/// Opens the state file. A controller that is ending may have it for a moment.
+/// Opens the state file. Retries, because a controller that is stopping may still hold it.
 async fn open_state(path: &Path) -> Result<(Store, Ledger), StoreError> {
     let deadline = Instant::now() + END_MAX;
     loop {
@@ -162,20 +162,20 @@ async fn open_state(path: &Path) -> Result<(Store, Ledger), StoreError> {
     }
 }
 
-/// Has the configuration read again whenever that is asked for.
+/// Reloads the configuration on request.
 async fn reload_upon(mut asked: mpsc::Receiver<()>, changes: mpsc::Sender<Change>) -> Infallible {
     while asked.recv().await.is_some() {
         let (answer, answered) = oneshot::channel();
         if changes.send(Change::Reload { answer }).await.is_ok() {
-            // The controller has logged the outcome.
+            // The controller logs the outcome.
             let _ = answered.await;
         }
     }
     future::pending().await
 }
 
-/// Runs the host controller until `stop`; `source` is the configuration's file, which is read again upon
-/// `reloads`, `root` is where /proc and /sys are below.
+/// Runs the controller until `stop`. `source` is the configuration's file, which is read again on
+/// `reloads`; `root` is the parent of /proc and /sys.
 pub async fn serve(
     config: &Config,
     source: &Path,
@@ -201,7 +201,7 @@ pub async fn serve(
         ..HostFiles::default()
     };
     let damon = Arc::new(SharedDamon::new(root, config));
-    // Everything that was started ends with this function, whatever way it ends.
+    // Every task started here ends with this function, on any exit path.
     let tasks = Tasks {
         running: JoinSet::new(),
         files,
@@ -241,7 +241,7 @@ pub async fn serve(
     tokio::select! {
         () = stop => Ok(()),
         ended = deciding.run(news, changes, found) => match ended {},
-        // It goes on as long as somebody decides.
+        // Discovery ends only after the deciding task has dropped its channel.
         () = discovering => Ok(()),
         ended = api::serve_unix(listener, handle.clone()) => match ended {},
         ended = tcp => match ended {},
@@ -249,7 +249,7 @@ pub async fn serve(
     }
 }
 
-/// The VMs' tasks. They end with this.
+/// The tasks of all VMs, which are aborted when this is dropped.
 struct Tasks {
     running: JoinSet<()>,
     files: HostFiles,
@@ -259,9 +259,9 @@ struct Tasks {
 }
 
 impl Tasks {
-    /// Starts one, which ends with its commands.
+    /// Starts the task of a VM. It ends when the returned channel is dropped.
     fn start(&mut self, name: &VmName, config: &VmConfig) -> mpsc::Sender<VmCommand> {
-        // Those that have ended.
+        // Reap ended tasks.
         while self.running.try_join_next().is_some() {}
         let (commands, received) = mpsc::channel(1);
         let task = VmTask {

@@ -1,14 +1,14 @@
-//! What must survive the controller: what was wished for, what was committed, and who was caught lying,
-//! on disk.
+//! The state file: desired sizes, committed memory and hostile marks that survive the controller.
 //!
 //! # Approach
-//! One small JSON file, written whole to a new file beside it, flushed, renamed over the old one,
-//! and the directory flushed: after a crash at any point there is either the old or the new one.
-//! Promises are saved before anything is sent that relies on them, so that a controller that is
-//! killed and started again counts at least what each VM may have.
+//! It is one small JSON file. A save writes a new file beside it, flushes it, renames it over the
+//! old one and flushes the directory. After a crash at any point there is either the old or the new
+//! file.
 //!
-//! A file that cannot be understood is refused, never repaired: guessing could promise memory
-//! twice.
+//! Committed memory is saved before any command that relies on it is sent. So a controller that
+//! restarts after a kill counts at least what each VM may have.
+//!
+//! A damaged file is refused, never repaired: a guess could commit memory twice.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -25,87 +25,87 @@ use serde::{Deserialize, Serialize};
 
 use crate::VmName;
 
-/// The version of the file that we write, and the only one that we read.
+/// Version of the file format, for writing and reading.
 const VERSION: u32 = 1;
 
-/// The longest file that is read: ten thousand VMs take less.
+/// Maximum length of the file; ten thousand VMs need less.
 const FILE_BYTES_MAX: u64 = 4 << 20;
 
-/// What is kept of one VM.
+/// Stored state of one VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Account {
-    /// What it shall have.
+    /// Desired size.
     pub desired: TierBytes,
-    /// What it may have at most right now: what counts against the pools.
+    /// Upper bound of its memory, which counts against the pools.
     pub committed: TierBytes,
 }
 
-/// What is kept.
+/// Contents of the state file.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Ledger {
-    /// The policy that was chosen while running; `None` leaves it to the configuration.
+    /// The policy chosen over the API; `None` leaves it to the configuration.
     pub policy: Option<Policy>,
-    /// By VM.
+    /// The account of each VM.
     pub accounts: BTreeMap<VmName, Account>,
-    /// Why a VM is left alone, of those that were caught lying. Each has an account.
+    /// The reason for each hostile mark. Each marked VM has an account.
     pub marks: BTreeMap<VmName, String>,
 }
 
-/// Why the file is not read or not written.
+/// Reason why the file cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The system says no.
+    /// The system returned an error.
     #[error("cannot {action} {path}: {source}")]
     Io {
         /// Read or write.
         action: &'static str,
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// Its text is no state.
+    /// The file is not a valid state.
     #[error(
         "{path} is damaged ({reason}); if no VM of this host runs, remove it, otherwise restore it: \
          it says how much memory the VMs may have"
     )]
     Damaged {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The damage.
         reason: String,
     },
-    /// Another controller has it.
+    /// Another controller uses the file.
     #[error(
-        "{path} is another controller's, which runs; stop that one, or give this one another socket and \
-         another state"
+        "{path} is another controller's; stop that one, or give this one another socket and another \
+         state"
     )]
     Taken {
-        /// Which file.
+        /// The file.
         path: PathBuf,
     },
-    /// Another version wrote it.
+    /// The file has another version.
     #[error(
         "{path} has version {found}, this demeter reads {VERSION}; start the demeter that wrote it"
     )]
     Version {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// Its version.
         found: u32,
     },
 }
 
-/// The file. As long as one of its clones lives, no other controller opens it.
+/// An open state file. No other controller can open it while a clone exists.
 #[derive(Debug, Clone)]
 pub struct Store {
     path: PathBuf,
-    /// Of a file beside it, which is never replaced.
+    /// Lock on a separate file, because saving replaces the state file.
     _lock: Arc<File>,
 }
 
 impl Store {
-    /// The file at `path` and what it says; nothing if there is none yet.
+    /// Opens the file at `path` and reads it. A missing file is empty.
     pub fn open(path: &Path) -> Result<(Self, Ledger), StoreError> {
         let store = Self {
             path: path.into(),
@@ -121,7 +121,7 @@ impl Store {
             }
             Err(error) => return Err(store.io("read", error)),
         };
-        // The version first: fields may have changed with it.
+        // Check the version before parsing the rest.
         let Version { version } = serde_json::from_str(&text).map_err(|e| store.damaged(e))?;
         if version != VERSION {
             return Err(StoreError::Version {
@@ -133,7 +133,7 @@ impl Store {
         Ok((store, file.ledger()))
     }
 
-    /// Replaces the file. When this returns, `ledger` survives a crash of the machine.
+    /// Replaces the file. After the call, `ledger` survives a crash of the machine.
     pub fn save(&self, ledger: &Ledger) -> Result<(), StoreError> {
         self.replace(&FileText::from(ledger))
             .map_err(|error| self.io("write", error))
@@ -170,7 +170,7 @@ impl Store {
     }
 }
 
-/// Takes the file for this process (flock(2)), until what it returns is dropped.
+/// Locks the file for this process (flock(2)) until the result is dropped.
 fn lock(path: &Path) -> Result<File, StoreError> {
     let beside = path.with_extension("lock");
     let error = |source| StoreError::Io {
@@ -223,10 +223,10 @@ struct FileText {
 struct AccountText {
     desired_fast_bytes: u64,
     desired_slow_bytes: u64,
-    /// Called `counted` before.
+    /// Former name: `counted`.
     #[serde(alias = "counted_fast_bytes")]
     committed_fast_bytes: u64,
-    /// Called `counted` before.
+    /// Former name: `counted`.
     #[serde(alias = "counted_slow_bytes")]
     committed_slow_bytes: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -257,7 +257,7 @@ impl FileText {
     fn ledger(mut self) -> Ledger {
         let marks = self.vms.iter_mut();
         let marks = marks.filter_map(|(name, text)| {
-            // A person may have edited it.
+            // A person may have edited the text.
             Some((name.clone(), shown(&text.marked.take()?)))
         });
         let marks = marks.collect();

@@ -1,5 +1,6 @@
-//! What the host tells about itself: one snapshot, made anew whenever something changed, for the
-//! API and for Prometheus alike; and the last things that happened.
+//! The API's view of the host: a snapshot of its state and a log of recent events.
+//!
+//! The snapshot is rebuilt after every change. The API and Prometheus both read it.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,31 +16,31 @@ pub struct HostView {
     pub version: String,
     /// The policy by which memory is divided.
     pub policy: Policy,
-    /// What is divided.
+    /// Size of the pool.
     pub pool: TierView,
-    /// What VMs have been committed of it; never more than the pool.
+    /// Memory committed to VMs; never more than the pool.
     pub committed: TierView,
-    /// The most that VMs may hold. Above the pool while VMs have not given back what they were started
-    /// with: no VM grows meanwhile.
+    /// Upper bound of the memory that VMs hold. It exceeds the pool while VMs have not yet returned
+    /// their boot memory; no VM grows meanwhile.
     #[serde(default)]
     pub may_hold: TierView,
-    /// How often more was committed than there is. 0, or something is wrong with this program.
+    /// How often more was committed than the pool has. Must be 0; anything else is a bug.
     pub violations: u64,
     /// The VMs, by name.
     pub vms: Vec<VmView>,
-    /// Domains that run and are not managed, by name. Their memory counts against no pool.
+    /// Running domains that are not managed, by name. Their memory is not part of the pool.
     #[serde(default)]
     pub left_alone: Vec<LeftAloneView>,
 }
 
-/// A domain that libvirt runs and that is not managed.
+/// A running libvirt domain that is not managed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeftAloneView {
     /// Its name.
     pub name: String,
     /// Why it is not managed.
     pub why: String,
-    /// All its memory, as far as it is known.
+    /// All its memory, if known.
     pub memory_bytes: u64,
 }
 
@@ -89,12 +90,12 @@ impl From<TierBytes> for TierView {
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
 pub enum VmState {
-    /// It can be reached and is trusted.
+    /// It is connected and trusted.
     Up,
-    /// It does not run, or does not answer.
+    /// It is not running or does not answer.
     #[default]
     Down,
-    /// Its guest lied; it is left alone.
+    /// Its guest sent false data. The controller sends it no more commands.
     Marked,
 }
 
@@ -103,76 +104,77 @@ pub enum VmState {
 pub struct VmView {
     /// Its name.
     pub name: String,
-    /// How its size is changed.
+    /// The provisioner that changes its size.
     pub provisioner: ProvisionerKind,
-    /// Who moves its memory between tiers: `agent` or `history`; `None` until one does.
+    /// Component that moves its memory between tiers: `agent` or `history`; `None` until one does.
     #[serde(default)]
     pub managed_by: Option<String>,
     /// Whether it can be managed.
     pub state: VmState,
-    /// What it shall have, by wish or by policy.
+    /// Desired size, set by the API or by the policy.
     pub desired: TierView,
-    /// What it shall own: what is desired, less what its driver may take back by itself.
+    /// Size that the VM is asked to own: desired, less its out-of-memory allowance.
     pub target: TierView,
-    /// What it was committed; counts against the pool.
+    /// Memory committed to the VM; counts against the pool.
     pub committed: TierView,
-    /// What it owns, when last asked.
+    /// Memory that the VM owned when last asked.
     pub owned: Option<TierView>,
-    /// The most that it may hold: all its memory, until it was verified to own less.
+    /// Upper bound of the memory that it holds. It is all its memory until the VM was verified to
+    /// own less.
     #[serde(default)]
     pub may_hold: TierView,
     /// Its guarantee.
     #[serde(default)]
     pub guarantee: TierView,
-    /// Its limit, and no more than all its memory.
+    /// Its limit, at most all its memory.
     #[serde(default)]
     pub limit: TierView,
-    /// What went back to the host since this program started.
+    /// Memory returned to the host since the controller started.
     pub returned_bytes: u64,
-    /// How often memory was touched that the VM was to leave alone: it was taken back each time.
+    /// How often the VM used memory that it did not own. The host reclaimed it each time.
     #[serde(default)]
     pub overruns: u64,
-    /// How much that was, the last time.
+    /// Size of the latest such overrun.
     #[serde(default)]
     pub overrun: TierView,
     /// Share of sampled accesses that fast memory served, 0 to 1.
     pub fast_hit: Option<f64>,
-    /// What its agent's moves have cost and brought; `None` where no agent runs.
+    /// Cost and benefit of its agent's moves; `None` without an agent.
     #[serde(default)]
     pub relocation: Option<RelocationView>,
-    /// Memory in use again and again, as the guest estimates it.
+    /// Working set as the guest estimates it.
     pub working_set_bytes: Option<u64>,
-    /// Share of time that some task of the guest waited for memory, 0 to 1.
+    /// Share of time in which some task of the guest waited for memory, 0 to 1.
     pub pressure: Option<f64>,
-    /// Why it is not as it should be.
+    /// Current problem of the VM, for people.
     pub problem: Option<String>,
 }
 
-/// What an agent's moves have cost and brought since it started.
+/// Cost and benefit of an agent's moves since it started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct RelocationView {
-    /// Time that moves took, milliseconds.
+    /// Time spent on moves, milliseconds.
     pub cost_ms: u64,
-    /// Time that they are taken to have saved, milliseconds; negative where they did harm.
+    /// Estimated time saved by moves, milliseconds; negative if they did harm.
     pub benefit_ms: i64,
-    /// Whether the agent rests, because moving brings nothing.
+    /// Whether the agent has stopped moving because moves brought no benefit.
     pub is_resting: bool,
 }
 
-/// Something that happened.
+/// An event in the life of the host or a VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EventView {
-    /// Counts up by one from 1 at the program's start.
+    /// Number of the event, counted from 1 since the controller started.
     pub number: u64,
     /// Milliseconds since 1970.
     pub time_ms: u64,
-    /// The VM it is about.
+    /// The VM that the event is about.
     pub vm: Option<String>,
-    /// What, for people.
+    /// Description for people.
     pub text: String,
 }
 
-/// The last events.
+/// A ring of the latest events.
 #[derive(Debug, Clone, Default)]
 pub struct EventLog(Arc<Mutex<Ring>>);
 
@@ -183,7 +185,7 @@ struct Ring {
 }
 
 impl EventLog {
-    /// How many events are kept.
+    /// Maximum number of events that are kept.
     pub const EVENTS_MAX: usize = 4096;
 
     /// Adds an event.
@@ -202,7 +204,7 @@ impl EventLog {
         });
     }
 
-    /// The events with numbers above `number`, oldest first, as far as they are still kept.
+    /// Kept events with a number above `number`, oldest first.
     pub fn after(&self, number: u64) -> Vec<EventView> {
         let ring = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let newer = ring

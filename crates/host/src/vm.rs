@@ -1,6 +1,7 @@
-//! A VM's task: connects to its hypervisor, finds its memory, carries out what the controller orders,
-//! and tells it what happens. Each VM has its own, so that one that does not answer delays no
-//! other. One file, because it is one life: from the first connection to the last word.
+//! The task of one VM, from the first connection to the end of its process.
+//!
+//! It connects to the hypervisor, finds the VM's memory, carries out the controller's orders and
+//! reports what happens. Each VM has its own task, so a VM that does not answer delays no other.
 
 use std::future;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -35,80 +36,80 @@ use crate::provisioner::virtio_balloon::VirtioBalloon;
 use crate::provisioner::virtio_mem::VirtioMem;
 use crate::provisioner::{ProvisionError, Provisioner, carry_out};
 
-/// The first pause before the hypervisor is looked for again; it doubles up to [`PAUSE_MAX`].
+/// First retry interval for the hypervisor's connection; it doubles up to [`PAUSE_MAX`].
 const PAUSE: Duration = Duration::from_millis(250);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
-/// How long a hypervisor whose connection has ended may take to end itself.
+/// Time for a hypervisor to exit after its connection has ended.
 const EXIT_GRACE: Duration = Duration::from_secs(2);
 
-/// How long a guest's agent may take to introduce itself before it is missed: it does so every
-/// second.
+/// Time for a guest's agent to introduce itself; it does so every second.
 const FIRST_WORD: Duration = Duration::from_secs(2);
 
-/// How long after a change the VM is looked at anew.
+/// Delay between a change of the VM and the next inspection.
 const SETTLE: Duration = Duration::from_millis(100);
 
-/// How often a VM's files are looked at for memory that it was to leave alone.
+/// Interval between checks for memory that the VM uses but does not own.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// How long the kernel may take to lower a cgroup's limit: it drops cached files first.
+/// Time for the kernel to lower a cgroup's limit, which drops cached files first.
 const LIMIT_CHANGE_MAX: Duration = Duration::from_secs(30);
 
-/// How long counting where a VM's pages lie may take before it is managed by histories.
+/// Time to count where a VM's pages lie before histories manage it.
 const COUNT_MAX: Duration = Duration::from_secs(60);
 
-const NO_AGENT: &str = "the guest's agent is not there yet; run demeter guest in the VM, which \
-                        needs a virtserialport named org.demeter.0 (Cloud Hypervisor: a --vsock device)";
+const NO_AGENT: &str = "the guest's agent is not connected yet; run demeter guest in the VM, which \
+                        needs a virtserialport named org.demeter.0 (Cloud Hypervisor: a --vsock \
+                        device)";
 
 const OVER_LIMIT: &str = "its cgroup uses more than what the VM owns and hard_limit_extra_mib together, \
                           so memory.max is not lowered yet; raise the key if this stays";
 
-/// What a VM's task tells.
+/// A report of a VM's task.
 #[derive(Debug)]
 pub(crate) enum News {
-    /// For the controller.
+    /// An observation for the controller.
     Observation(Observation),
-    /// So much went back to the host.
+    /// The VM returned this much memory to the host.
     Returned(ByteCount),
-    /// Somebody has touched so much memory that the VM was to leave alone.
+    /// The VM uses this much memory that it does not own.
     Overrun(TierBytes),
     /// How the guest uses its memory.
     Usage(Stats),
-    /// Who manages it from now on.
+    /// The VM is managed by this component from now on.
     Managed(&'static str),
-    /// Why the VM cannot be managed; it is tried again.
+    /// The VM cannot be managed, for this reason; the task retries.
     Trouble(String),
 }
 
-/// What a VM's task needs.
+/// The state and dependencies of a VM's task.
 #[derive(Debug)]
 pub(crate) struct VmTask {
     /// The VM.
     pub name: VmName,
     /// Its configuration.
     pub config: VmConfig,
-    /// Which libvirt runs it, if one does.
+    /// Connection to libvirt, if it runs the VM.
     pub libvirt: Libvirt,
-    /// Which files may be memory.
+    /// Files that may be a VM's memory.
     pub files: HostFiles,
-    /// Its way to what is not ours.
+    /// Access to files of others, which may hang.
     pub outside: Outside,
-    /// Who reads access bits.
+    /// Reader of access bits, shared by all VMs.
     pub damon: Arc<SharedDamon>,
-    /// What the controller orders.
+    /// Orders of the controller.
     pub commands: mpsc::Receiver<VmCommand>,
-    /// Where to tell what happens.
+    /// Where the task reports.
     pub news: mpsc::Sender<(VmName, News)>,
-    /// The limit of its cgroup, if it is to have one. Kept while nobody answers; ends with the VM's
-    /// process, and with this.
+    /// The limit of the VM's cgroup, if configured. It survives lost connections and ends with the
+    /// VM's process or with the task.
     pub hard_limit: Option<HardLimit>,
 }
 
-/// Why a VM is not managed any more.
+/// Reason why a session has ended.
 #[derive(Debug)]
 enum End {
-    /// The controller has gone, and with it whom the task works for.
+    /// The controller has dropped its end of a channel.
     Stopped,
     /// The VM cannot be managed now.
     Trouble(Trouble),
@@ -143,43 +144,44 @@ impl<T: Into<Trouble>> From<T> for End {
     }
 }
 
-/// Why a VM is not managed any more as it was found.
+/// Reason to stop managing the VM in its present setup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cut {
     /// The connection to the hypervisor has ended.
     Gone,
-    /// What was found out may hold no more: all of it is to be found anew.
+    /// The VM's setup may have changed and must be inspected again.
     Changed,
-    /// What the guest says does not fit with what was found; as `Changed`, before it is judged.
+    /// The guest's answer contradicts the known setup. Like `Changed`; the guest is judged
+    /// afterwards.
     Doubt,
-    /// Managing it by histories has failed, and was told of.
+    /// Managing the VM by histories has failed and the failure was reported.
     Failed,
 }
 
-/// What a VM's hypervisor and its guest tell by themselves.
+/// Listener for unsolicited reports of the hypervisor, the agent and the history thread.
 struct Watch<'a> {
     events: &'a mut Events,
     guest: Option<Guest>,
     history: Option<watch::Receiver<HistoryState>>,
-    /// Whether the hypervisor told of a reset since that was looked at last.
+    /// Whether the hypervisor has reported a reset that was not handled yet.
     was_reset: bool,
 }
 
-/// What the guest's agent tells.
+/// Listener for reports of the guest's agent.
 struct Guest {
     not_heard: watch::Receiver<Option<NotHeard>>,
     peer: watch::Receiver<Option<GuestSession>>,
     stats: watch::Receiver<Option<Stats>>,
-    /// The guest's boot that was last told of.
+    /// The guest's boot that was reported last.
     boot: Option<BootId>,
-    /// Whether the VM is here only while its agent is.
+    /// Whether the VM can be managed only while its agent is connected.
     needed: bool,
-    /// Whether somebody else manages the VM while its agent is not there.
+    /// Whether the host manages the VM while its agent is not connected.
     is_replaced: bool,
 }
 
 impl Watch<'_> {
-    /// The next news, or why there are no more. May be dropped and called again without losing any.
+    /// The next report, or the reason to stop. Cancel-safe: a dropped call loses no report.
     async fn next(&mut self) -> Result<News, Cut> {
         let guest = async {
             match &mut self.guest {
@@ -203,7 +205,7 @@ impl Watch<'_> {
     }
 }
 
-/// What the thread says that manages the VM by histories.
+/// The next report of the thread that manages the VM by histories.
 async fn reported(history: &mut Option<watch::Receiver<HistoryState>>) -> Result<News, Cut> {
     let Some(reports) = history else {
         return future::pending().await;
@@ -221,7 +223,7 @@ async fn reported(history: &mut Option<watch::Receiver<HistoryState>>) -> Result
 }
 
 impl Guest {
-    /// Waits whether the agent speaks, no longer than `limit`.
+    /// Waits up to `limit` for the agent to introduce itself.
     async fn speaks_within(&mut self, limit: Duration) -> bool {
         self.boot = match timeout(limit, self.peer.wait_for(Option::is_some)).await {
             Ok(Ok(peer)) => peer.as_ref().map(|peer| peer.boot_id),
@@ -230,8 +232,7 @@ impl Guest {
         self.boot.is_some()
     }
 
-    /// Waits for the agent if it is needed, no longer than `limit`; says whether the VM can be
-    /// spoken to.
+    /// Waits up to `limit` for the agent if it is needed. Returns whether the VM can be managed.
     async fn arrives_within(&mut self, limit: Duration) -> bool {
         !self.needed || self.speaks_within(limit).await
     }
@@ -252,7 +253,7 @@ impl Guest {
                         (Some(before), Some(boot)) if before != boot => {
                             return Ok(News::Observation(Observation::Reset));
                         }
-                        // The agent came, or was started anew: all is to be asked again.
+                        // The agent arrived or restarted, so everything must be asked again.
                         (_, Some(_)) => return Ok(News::Observation(Observation::Here)),
                     }
                 }
@@ -266,7 +267,7 @@ impl Guest {
                         return Ok(News::Usage(stats));
                     }
                 }
-                // The link has ended; nothing comes of it any more.
+                // The link has ended and will report nothing more.
                 else => future::pending().await,
             }
         }
@@ -294,7 +295,7 @@ impl VmTask {
         }
     }
 
-    /// One connection to the hypervisor, from its beginning to its end.
+    /// Serves one connection to the hypervisor, from its beginning to its end.
     async fn session(&mut self) -> Result<(), End> {
         let Some(socket) = &self.config.cloud_hypervisor else {
             let connection = self.connect().await?;
@@ -308,10 +309,10 @@ impl VmTask {
 
     async fn live(&mut self, mut connection: Connection<impl Hypervisor>) -> Result<(), End> {
         let process = Process::open(connection.process.pid)?;
-        // As long as it is managed, nobody else's.
+        // No other VM may use this process while it is managed here.
         let _own = self.take_process(connection.process)?;
         self.find_hard_limit(connection.process).await?;
-        // When it returns it has let go of the memory files: nothing of a VM that ended is kept.
+        // `manage` releases the memory files before it returns, so a VM that ended keeps no memory.
         let mut doubted = false;
         loop {
             match self.manage(&mut connection, doubted).await? {
@@ -320,12 +321,12 @@ impl VmTask {
                 Cut::Doubt => doubted = true,
                 Cut::Changed => {
                     doubted = false;
-                    // A snapshot that is loaded fills what was empty.
+                    // Loading a snapshot fills memory that was empty.
                     self.limit(HardLimit::lift).await?;
                 }
             }
             self.tell(News::Observation(Observation::Lost)).await?;
-            // What comes in pairs, such as a stop and a resume, is looked at once.
+            // Paired events, such as stop and resume, need one inspection only.
             self.rest(SETTLE).await?;
         }
         let ended = process.ends_within(EXIT_GRACE).await;
@@ -338,10 +339,10 @@ impl VmTask {
         self.tell(News::Observation(observation)).await
     }
 
-    /// Takes the VM's process, which no other VM may have.
+    /// Claims the VM's process, which no other VM may have.
     fn take_process(&self, process: PeerProcess) -> Result<Option<Owned<PeerProcess>>, Trouble> {
         if cfg!(test) && process.pid.0 == std::process::id() {
-            // VMs that tests make up are all in one process.
+            // VMs in tests all run in the test's process.
             return Ok(None);
         }
         let taken = self.files.processes.take(process, self.name.to_string());
@@ -368,8 +369,8 @@ impl VmTask {
         }
     }
 
-    /// Manages the VM by its provisioner, as it is found now, until that is cut off. `doubted` is
-    /// whether it is found anew because the guest's word did not fit.
+    /// Manages the VM by its provisioner in its present setup, until that changes. `doubted` is
+    /// whether this is the second inspection, after the guest's answer contradicted the first.
     async fn manage(
         &mut self,
         connection: &mut Connection<impl Hypervisor>,
@@ -377,7 +378,7 @@ impl VmTask {
     ) -> Result<Cut, End> {
         let nodes = self.config.nodes();
         let deadline = Instant::now() + PATIENCE;
-        // Before anything that may fail: a silent VM may hold all its memory.
+        // Must come before anything that can fail, because a silent VM may hold all its memory.
         let most = self.most(&connection.hypervisor).await?;
         self.tell(News::Observation(Observation::Seen { most }))
             .await?;
@@ -423,7 +424,7 @@ impl VmTask {
                         .into();
                 Err(ProvisionError::Refused(why).into())
             }
-            // The agent, if there is one, stays for what it reports.
+            // The agent is optional here; it only reports usage.
             (ProvisionerKind::VirtioMem, _agent) => {
                 let memdev = PerTier::from_fn(|tier| self.config.memdev(tier));
                 let found =
@@ -445,7 +446,7 @@ impl VmTask {
         }
     }
 
-    /// Manages a VM whose guest tells nothing.
+    /// Manages a VM without an agent, by histories of access bits.
     async fn manage_by_history(
         &mut self,
         connection: &mut Connection<impl Hypervisor>,
@@ -470,7 +471,7 @@ impl VmTask {
         self.tell(News::Managed(tiering.name())).await?;
         self.tell(News::Observation(Observation::Here)).await?;
         let ended = self.carry_out_all(&mut tiering, &mut watch, false).await;
-        // Its thread ends with what it is doing.
+        // Dropping waits for the thread's current operation.
         let ending = self
             .outside
             .ask("ending the VM's thread", |_| drop(tiering));
@@ -478,7 +479,7 @@ impl VmTask {
         ended
     }
 
-    /// All memory of the VM.
+    /// Total memory of the VM.
     async fn most(&self, hypervisor: &impl Hypervisor) -> Result<TierBytes, HypervisorError> {
         let backends = hypervisor.backends().await?;
         let size_of = |is: &dyn Fn(&str) -> bool| {
@@ -488,7 +489,7 @@ impl VmTask {
             named.fold(0, |sum: u64, of| sum.saturating_add(of.size.0))
         };
         if self.config.manage == Manage::History {
-            // Wherever the kernel has put it.
+            // All memory counts for each tier, because the kernel may have placed it in either.
             let whole = ByteCount(size_of(&|_| true));
             return Ok(PerTier::from_fn(|_| whole));
         }
@@ -521,7 +522,7 @@ impl VmTask {
         LiveBacking::find(&self.files, &self.outside, vm, connection, &memdev).await
     }
 
-    /// Waits for the agent where it is needed, and carries out orders until the connection ends.
+    /// Waits for the agent if it is needed, then carries out orders until the connection ends.
     async fn serve(
         &mut self,
         mut provisioner: impl Provisioner,
@@ -551,7 +552,7 @@ impl VmTask {
             .await
     }
 
-    /// Carries out orders, and tells what happens, until the connection ends.
+    /// Carries out orders and reports events until the connection ends.
     async fn carry_out_all(
         &mut self,
         provisioner: &mut impl Provisioner,
@@ -575,7 +576,8 @@ impl VmTask {
                 command = self.commands.recv() => command.ok_or(End::Stopped)?,
                 _ = look_due.tick() => {
                     let before = std::mem::replace(&mut overrun, provisioner.overrun().await);
-                    // What cannot be taken back, such as a part of a huge page, is told once.
+                    // Report only an increase: some memory, such as part of a huge page, can never
+                    // be reclaimed.
                     if Tier::ALL.into_iter().any(|tier| overrun.get(tier) > before.get(tier)) {
                         self.tell(News::Overrun(overrun)).await?;
                     }
@@ -592,7 +594,7 @@ impl VmTask {
             let mut work = pin!(carry_out(provisioner, &command));
             loop {
                 tokio::select! {
-                    // A reset comes before what is being carried out: that must stop.
+                    // Check for a reset first, because it must cancel the current order.
                     biased;
                     news = watch.next() => match news {
                         Ok(news) => {
@@ -605,11 +607,13 @@ impl VmTask {
                         Err(cut) => return Ok(cut),
                     },
                     (observation, returned) = &mut work => {
-                        // Nobody is called a liar by a map that may be old.
+                        // Inspect the VM again before judging the guest, because our map may be
+                        // stale.
                         if matches!(observation, Observation::Hostile { .. }) && !doubted {
                             return Ok(Cut::Doubt);
                         }
-                        // Before others are given what has returned.
+                        // Lower the limit before the controller gives the returned memory to
+                        // others.
                         let came = observation.clone();
                         self.limit(move |limit| limit.after(order, &came)).await?;
                         if returned > ByteCount(0) {
@@ -623,16 +627,16 @@ impl VmTask {
         }
     }
 
-    /// Takes in what hypervisor or guest tell by themselves.
+    /// Handles a report of the hypervisor or the guest.
     async fn hear(&mut self, news: News, watch: &mut Watch<'_>) -> Result<(), End> {
-        // By the hypervisor's word alone: a guest says of itself what it likes.
+        // Only the hypervisor's report lifts the limit; a guest could claim a reset at any time.
         if std::mem::take(&mut watch.was_reset) {
             self.limit(HardLimit::lift).await?;
         }
         self.tell(news).await
     }
 
-    /// Takes hold of the limit of a VM's process, where it is to have one.
+    /// Sets up the hard limit of the VM's process, if configured.
     async fn find_hard_limit(&mut self, process: PeerProcess) -> Result<(), End> {
         let Some(extra) = self.config.hard_limit_extra() else {
             return Ok(());
@@ -642,7 +646,7 @@ impl VmTask {
             .as_ref()
             .is_some_and(|limit| limit.is_of(process))
         {
-            // The one of a process before it ends first.
+            // Drop the previous process's limit first.
             self.hard_limit = None;
             let root = self.files.root.clone();
             let finding = self.outside.ask("looking for the VM's cgroup", move |_| {
@@ -653,8 +657,8 @@ impl VmTask {
         Ok(())
     }
 
-    /// Changes the hard limit, if there is one, on a thread made for waiting: the kernel drops cached
-    /// files before it answers. Says whether the limit is what it should be.
+    /// Changes the hard limit, if any, and returns whether it has its proper value. Runs on a
+    /// thread that may wait, because the kernel drops cached files before it returns.
     async fn limit(
         &mut self,
         change: impl FnOnce(&mut HardLimit) -> Result<bool, HardLimitError> + Send + 'static,
@@ -662,7 +666,8 @@ impl VmTask {
         let Some(mut limit) = self.hard_limit.take() else {
             return Ok(true);
         };
-        // Nobody who stops waiting comes before it: it is put back, and with it the limit, afterwards.
+        // If the caller stops waiting, the change still completes and the limit is put back
+        // afterwards.
         let changing = self.outside.ask_within(
             LIMIT_CHANGE_MAX,
             "changing the VM's memory.max",
@@ -677,7 +682,7 @@ impl VmTask {
         Ok(is_as_wanted)
     }
 
-    /// Waits; what is ordered meanwhile comes to nothing.
+    /// Waits, and discards orders that arrive meanwhile.
     async fn rest(&mut self, pause: Duration) -> Result<(), End> {
         let until = Instant::now() + pause;
         loop {
@@ -694,8 +699,8 @@ impl VmTask {
     }
 }
 
-/// Where the ids of requests start.
+/// Random first request id, so that answers to an earlier controller are not taken for ours.
 fn random_id() -> RequestId {
-    // Its keys are random; what they make of nothing is so, too.
+    // The standard library seeds `RandomState` randomly, so the hash of no input is random, too.
     RequestId(RandomState::new().build_hasher().finish())
 }

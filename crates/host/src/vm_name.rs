@@ -1,4 +1,4 @@
-//! What a VM is called.
+//! Names of VMs.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,16 +6,17 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// The most bytes in a name.
+/// Maximum length of a name.
 const NAME_BYTES_MAX: usize = 64;
 
-/// A VM's name: 1 to 64 letters, digits, `-`, `_` and `.`, so that it stands in a URL and in a
-/// metric as it is. Cheap to clone.
+/// A VM's name: 1 to 64 letters, digits, `-`, `_` and `.`.
+///
+/// It needs no escaping in URLs and metrics. Cheap to clone.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct VmName(Arc<str>);
 
-/// A text that is no VM's name.
+/// Error: a text is no valid VM name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("'{0}' is no name for a VM; use 1 to {NAME_BYTES_MAX} letters, digits, '-', '_' and '.'")]
 pub struct BadVmName(String);

@@ -1,6 +1,7 @@
-//! A guest that holds every second page, then some of the others as well, then all of the others instead: however
-//! many pieces that makes, it comes to be known, by calls that end long before all is told, and what the host
-//! keeps of it is bounded.
+//! Tests of guests whose held memory is extremely fragmented.
+//!
+//! A guest holds every second page, then more pages, then all the others instead. Every listing
+//! completes despite short deadlines, and the host's memory is bounded.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -24,8 +25,8 @@ use demeter_proto::{
 };
 use tokio::time::Instant;
 
-/// Counts what the host allocates and does not free. The guest's thread is left out: what the guest holds
-/// ready to say depends on how fast the host listens.
+/// An allocator that counts the host's live memory. It ignores the guest's thread, whose memory
+/// depends on how fast the host reads.
 struct Counting;
 
 thread_local! {
@@ -35,14 +36,14 @@ thread_local! {
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static MOST: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: all is left to the system's allocator.
+// SAFETY: every call goes to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if !IS_GUEST.get() {
             let live = LIVE.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
             MOST.fetch_max(live, Ordering::Relaxed);
         }
-        // SAFETY: as the caller promised.
+        // SAFETY: the caller's promise is passed on.
         unsafe { System.alloc(layout) }
     }
 
@@ -50,7 +51,7 @@ unsafe impl GlobalAlloc for Counting {
         if !IS_GUEST.get() {
             LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
         }
-        // SAFETY: as the caller promised.
+        // SAFETY: the caller's promise is passed on.
         unsafe { System.dealloc(ptr, layout) }
     }
 }
@@ -60,15 +61,15 @@ static ALLOCATOR: Counting = Counting;
 
 const GIB: u64 = 1 << 30;
 
-/// Where the driver shows a nonce: behind all memory.
+/// Page in which the driver shows a nonce, beyond all memory.
 const OWN_PAGE: u64 = 1 << 50;
 
-/// Fast memory that is counted only; no slow memory.
+/// Fast memory that is only counted; no slow memory.
 #[derive(Clone)]
 struct Memory {
     size: u64,
     punched: Arc<AtomicU64>,
-    /// Whether the guest holds the odd pages, and not the even ones.
+    /// Whether the guest holds the odd pages instead of the even ones.
     odd: Arc<AtomicBool>,
     nonce: Arc<Mutex<Nonce>>,
 }
@@ -113,7 +114,7 @@ impl Backing for Memory {
     }
 }
 
-/// A guest that holds every second page of its fast node, and more where it is asked to.
+/// A guest that holds every second page of its fast node, and more on request.
 fn serve(mut host: UnixStream, memory: &Memory) -> io::Result<()> {
     let mut say = {
         let mut host = host.try_clone()?;
@@ -176,7 +177,7 @@ fn serve(mut host: UnixStream, memory: &Memory) -> io::Result<()> {
                     }))?;
                     say(done(request, node))?;
                 }
-                // As far from each other as can be.
+                // Pages that are as far apart as possible.
                 Message::Inflate(Resize {
                     request,
                     node,
@@ -219,11 +220,11 @@ fn done(request: RequestId, node: NodeId) -> Message {
     })
 }
 
-/// The most that a host asks a guest for at once.
+/// Maximum size of the host's inflate requests.
 const ASK_MAX: u64 = 256 << 20;
 
-/// Lets a host meet such a guest, in calls of `patience`. Gives how many ended before all was known, and
-/// the most memory that was taken.
+/// Runs a host against such a guest, in calls of `patience`. Returns the number of unfinished calls
+/// and the peak memory.
 fn meet(size: u64, patience: Duration) -> (u64, usize) {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("agent");
@@ -264,13 +265,13 @@ fn meet(size: u64, patience: Duration) -> (u64, usize) {
                 match balloon.actual(Instant::now() + patience).await {
                     Ok(owned) => break owned.fast,
                     Err(ProvisionError::Unfinished) => unfinished += 1,
-                    // Where the machine gave this program no time at all.
+                    // The machine gave this program no CPU time at all.
                     Err(ProvisionError::Timeout(_)) => {}
                     Err(error) => panic!("{error}"),
                 }
             };
             assert_eq!(owned, ByteCount(size / 2));
-            // Whatever was cut off, no more than a batch of 512 holes was begun again.
+            // A call that was cut off repeats at most one batch of 512 holes.
             let punched = memory.punched.load(Ordering::Relaxed) - before;
             let again = punched - size / 2;
             assert!(again <= unfinished * 512 * PAGE_SIZE, "{again} bytes twice");
@@ -288,8 +289,10 @@ fn meet(size: u64, patience: Duration) -> (u64, usize) {
     (unfinished, MOST.load(Ordering::Relaxed) - before)
 }
 
-/// A bit a page and a 64th of that, and what is on its way: 16 bytes for each of the 65,536 pages that are
-/// asked for at once, half of that again while their list grows, and the buffers of the connection.
+/// Bound of the host's memory: a bit a page, a 64th of that, and data in flight.
+///
+/// An inflate request covers 65,536 pages with 16 bytes each, and half of that again while their
+/// list grows. The rest is for the buffers of the connection.
 fn bound(size: u64) -> usize {
     let kept = size / PAGE_SIZE / 8 * 65 / 64;
     (kept + (3 << 20)) as usize

@@ -1,6 +1,8 @@
-//! The host's balloon against the guest's own relay, over a pipe: a guest writes to every page as
-//! soon as it is its own again, while requests are cut off, agents and controllers are started
-//! anew and the driver gives memory back by itself. No page that the guest uses may lose a byte.
+//! A test of the host's balloon against the guest's own relay, over a pipe.
+//!
+//! A guest writes to every page as soon as it owns the page again. Meanwhile requests are cut off,
+//! agents and controllers restart, and the driver gives memory back by itself. No page in use may
+//! lose a byte.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -35,7 +37,7 @@ const PAGES: u64 = 2048;
 const SIZE: ByteCount = ByteCount(PAGES * PAGE_SIZE);
 const OOM: ByteCount = ByteCount(MIB);
 
-/// Where a tier's memory begins in guest-physical space.
+/// First guest-physical address of a tier's memory.
 fn base(tier: Tier) -> u64 {
     match tier {
         Tier::Fast => 0,
@@ -43,12 +45,12 @@ fn base(tier: Tier) -> u64 {
     }
 }
 
-/// The memory of a VM, as the host sees it and as the guest writes to it: a file per tier.
+/// The memory of a VM for host and guest: a file per tier.
 #[derive(Clone)]
 struct Memory {
     files: Arc<PerTier<File>>,
-    /// What the driver shows in a page of its own, which lies behind the others and in no file: so
-    /// that what the files occupy is what the guest uses.
+    /// Nonces in the driver's own pages. These lie in no file, so that the files occupy exactly the
+    /// guest's pages in use.
     own_pages: Arc<Mutex<PerTier<Nonce>>>,
 }
 
@@ -70,7 +72,7 @@ impl Memory {
         }
     }
 
-    /// What a page holds that is in use: its number, so that no two are alike.
+    /// Content of a page in use: its number, so that all pages differ.
     fn stamp(tier: Tier, page: u64) -> [u8; 8] {
         (base(tier) + page + 1).to_le_bytes()
     }
@@ -131,7 +133,7 @@ impl Backing for Memory {
     }
 }
 
-/// The guest's driver. What it gives back is used at once.
+/// The guest's driver. The guest uses returned pages at once.
 struct Driver {
     memory: Memory,
     held: PerTier<BTreeSet<u64>>,
@@ -200,7 +202,7 @@ fn ranges(tier: Tier, pages: &[u64]) -> Vec<GpaRange> {
     pages.iter().map(range).collect()
 }
 
-/// Pages that one call of the driver takes.
+/// Maximum number of pages for one call of the driver.
 const CALL_PAGES_MAX: usize = 200;
 
 impl balloon::Balloon for Opened {
@@ -277,7 +279,7 @@ impl balloon::Balloon for Opened {
     }
 }
 
-/// What the relay reads of a guest with two nodes.
+/// Files that the relay reads, of a guest with two nodes.
 fn guest_root() -> tempfile::TempDir {
     let root = tempfile::tempdir().unwrap();
     let write = |path: &str, text: &str| {
@@ -298,7 +300,7 @@ fn guest_root() -> tempfile::TempDir {
     root
 }
 
-/// A VM: its port's end in the hypervisor, and the agent that runs in it.
+/// A VM: the hypervisor's end of its port, and the agent that runs in it.
 struct Vm {
     root: tempfile::TempDir,
     listener: UnixListener,
@@ -320,7 +322,7 @@ impl Vm {
         }
     }
 
-    /// The agent is killed and started again on the same pipe, with what lies in it.
+    /// Kills the agent and restarts it on the same pipe, with the pipe's content.
     fn restart_agent(&mut self) {
         self.relay = None;
         let pipe = self.pipe.as_ref().unwrap().try_clone().unwrap();
@@ -334,7 +336,7 @@ impl Vm {
         self.relay = Some(Link::over(port, self.root.path(), open, None).unwrap());
     }
 
-    /// A controller is started; there is no other one.
+    /// Starts the only controller.
     async fn host(&mut self, memory: &Memory, first: u64) -> Balloon<Memory> {
         let socket = self.root.path().join("agent.sock");
         let (own, _) = UnixStream::pair().unwrap();
@@ -363,7 +365,7 @@ fn within(ms: u64) -> Instant {
     Instant::now() + Duration::from_millis(ms)
 }
 
-/// Runs the guest out of memory again and again until it is dropped.
+/// Runs the guest out of memory again and again until this is dropped.
 struct Shortage {
     stop: Arc<AtomicBool>,
     thread: Option<thread::JoinHandle<()>>,
@@ -395,7 +397,7 @@ impl Drop for Shortage {
     }
 }
 
-/// Brings the VM to `target`, however often that takes.
+/// Brings the VM to `target`, with as many calls as needed.
 async fn converge(host: &mut Balloon<Memory>, target: TierBytes) {
     for tier in Tier::ALL {
         let due = *target.get(tier);
@@ -405,7 +407,7 @@ async fn converge(host: &mut Balloon<Memory>, target: TierBytes) {
                     Ok(progress) if progress.owned == due => return,
                     Ok(_) => {}
                     Err(ProvisionError::Hostile(why)) => panic!("an honest guest: {why}"),
-                    // It greets again, or wants to be asked for the list first.
+                    // The agent must introduce itself again, or a listing is due.
                     Err(_) => tokio::task::yield_now().await,
                 }
             }
@@ -422,7 +424,7 @@ async fn no_page_in_use_loses_a_byte() {
     let shortage = Shortage::of(&vm.driver);
     let mut reached = 0;
     for round in 0..120u64 {
-        // A walk over sizes, tiers, time limits and disturbances that repeats after long only.
+        // Walks through sizes, tiers, time limits and disturbances with a long period.
         let tier = Tier::ALL[(round % 2) as usize];
         let target = ByteCount(round * 977 % PAGES * PAGE_SIZE);
         let cut_off_ms = [2, 5000, 5, 5000, 1][(round % 5) as usize];

@@ -1,4 +1,4 @@
-//! Makes a server's Unix socket.
+//! Creates a server's Unix socket.
 
 use std::fs::{self, File};
 use std::io;
@@ -7,26 +7,26 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-/// Why a socket cannot be made.
+/// Reason why a socket cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    /// Another server answers on it.
+    /// Another server listens on it.
     #[error("another demeter answers on {0}; stop it, or give this one another socket")]
     Taken(PathBuf),
-    /// Something that is not a socket has its path.
+    /// The path belongs to a file that is not a socket.
     #[error("{0} exists and is not a socket; remove it, or give another socket")]
     NotASocket(PathBuf),
-    /// The system says no.
+    /// The system returned an error.
     #[error("cannot listen on {path}: {source}; give another socket")]
     Listen {
         /// The socket's path.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// A socket's file; removed when dropped.
+/// The file of a socket; removed when dropped.
 #[derive(Debug)]
 pub struct SocketFile(PathBuf);
 
@@ -38,8 +38,8 @@ impl Drop for SocketFile {
     }
 }
 
-/// Listens at `path`, for the owner of this process only. Replaces the socket of a server that was
-/// killed, and nothing else. The listener does not block.
+/// Listens at `path`, accessible to this process's user only. Replaces the stale socket of a server
+/// that was killed, but nothing else. The listener does not block.
 pub fn bind(path: &Path) -> Result<(UnixListener, SocketFile), BindError> {
     let error = |source| BindError::Listen {
         path: path.into(),
@@ -50,8 +50,8 @@ pub fn bind(path: &Path) -> Result<(UnixListener, SocketFile), BindError> {
         _ => Path::new("."),
     };
     fs::create_dir_all(folder).map_err(error)?;
-    // Of two that start at once, the second must not take the first one's new socket for a dead
-    // one's. The lock goes with this function.
+    // The lock serializes servers that start at once. Otherwise the second could take the first
+    // one's new socket for a stale one.
     let _lock = locked(folder).map_err(error)?;
     if let Ok(meta) = fs::symlink_metadata(path) {
         if !meta.file_type().is_socket() {
@@ -69,7 +69,7 @@ pub fn bind(path: &Path) -> Result<(UnixListener, SocketFile), BindError> {
     Ok((listener, file))
 }
 
-/// Locks a folder against others that call this (flock(2)).
+/// Locks a folder against concurrent calls (flock(2)).
 fn locked(folder: &Path) -> io::Result<File> {
     let folder = File::open(folder)?;
     // SAFETY: takes a descriptor that is open, and a number.
@@ -91,7 +91,7 @@ mod tests {
         let mode = fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         assert!(matches!(bind(&path), Err(BindError::Taken(_))));
-        // Killed: the socket stays, nobody listens.
+        // After a kill the socket file stays without a listener.
         drop(first);
         std::mem::forget(file);
         let (_second, file) = bind(&path).unwrap();

@@ -1,47 +1,48 @@
-//! Asks a server on a Unix socket one question.
+//! A minimal HTTP client for one question to a server on a Unix socket.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The longest answer that is read, bytes. The view of a full host and all its events take less.
+/// Maximum length of an answer. The view of a full host with all its events is shorter.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 
-/// Where a head's end is looked for, bytes.
+/// Maximum length of an answer's head.
 const HEAD_BYTES_MAX: usize = 64 << 10;
 
-/// Why a question has no good answer.
+/// Reason why a question failed.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
-    /// Nobody listens, or answers in time.
+    /// The connection failed or timed out.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// It is no server of ours.
-    #[error("the answer is no HTTP")]
+    /// The answer is not HTTP.
+    #[error("the answer is not HTTP")]
     NotHttp,
-    /// There is no end to it.
+    /// The answer exceeds the bound.
     #[error("the answer is longer than {0} bytes")]
     TooLong(usize),
-    /// The server refuses.
+    /// The server answered with an error status.
     #[error("status {status}: {}", body.lines().next().unwrap_or_default())]
     Status {
-        /// HTTP's status code; none of 200 to 299.
+        /// HTTP status code, not 200 to 299.
         status: u16,
-        /// What else it says.
+        /// The answer's body.
         body: String,
     },
 }
 
-/// Asks `question`, such as `GET /v1/status`, with a JSON `body`, and returns the answer's body. `limit`
-/// is for all of it.
+/// Sends a question and returns the answer's body.
+///
+/// `question` has the form `GET /v1/status`, `body` is JSON, and `limit` covers the whole exchange.
 pub fn ask(socket: &Path, question: &str, body: &str, limit: Duration) -> Result<String, AskError> {
     let stream = UnixStream::connect(socket)?;
     ask_over(stream, question, body, limit, ANSWER_BYTES_MAX)
 }
 
-/// The same over a connection that is there, with a bound of the caller's own on the answer. A server
-/// may keep the connection open: an answer that tells its length ends there.
+/// Like [`ask`], over an open connection and with the caller's bound on the answer. The server may
+/// keep the connection open: an answer that states its length ends there.
 pub fn ask_over(
     mut stream: UnixStream,
     question: &str,
@@ -71,7 +72,7 @@ pub fn ask_over(
             Ok(0) => break,
             Ok(count) => answer.extend_from_slice(&piece[..count]),
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            // What a socket's own time-out is called.
+            // The error kind of a socket's own time-out.
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 return Err(io::Error::from(ErrorKind::TimedOut).into());
             }
@@ -92,7 +93,7 @@ pub fn ask_over(
     }
 }
 
-/// Where an answer ends, as far as its head is there and says so. Status 204 has no body.
+/// Length of the whole answer, if its head has arrived and states it. Status 204 has no body.
 fn end_of(answer: &[u8]) -> Option<usize> {
     const HEAD_END: &[u8] = b"\r\n\r\n";
     let beginning = &answer[..answer.len().min(HEAD_BYTES_MAX)];
@@ -126,7 +127,7 @@ mod tests {
 
     use super::*;
 
-    /// What comes of an answer to one question.
+    /// The result for a server that gives this answer.
     fn put(answer: &'static str) -> Result<String, AskError> {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("api.sock");
@@ -148,7 +149,7 @@ mod tests {
         answer
     }
 
-    /// What comes of a server that says so much and leaves the connection open.
+    /// The result for a server that sends this answer and leaves the connection open.
     fn kept_open(answer: &'static str, bytes_max: usize) -> Result<String, AskError> {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         theirs.write_all(answer.as_bytes()).unwrap();

@@ -1,10 +1,10 @@
-//! HTTP on Unix sockets: [`bind`] makes the socket of a server, [`serve`] serves it within limits,
-//! [`ask`] is the client.
+//! HTTP on Unix sockets: [`bind`] creates a server's socket, [`serve`] serves it, [`ask`] is the
+//! client.
 //!
-//! The guest's agent and the host's controller serve axum routers on such sockets; the command
-//! line and the lab ask them, and the controller asks Cloud Hypervisor's. A client for one short question
-//! needs no runtime and no library: an answer to HTTP/1.0 ends with its connection, or where its length
-//! says, and is never chunked.
+//! The guest's agent and the host's controller serve axum routers on such sockets. The command line
+//! and the lab are their clients, and the controller asks Cloud Hypervisor's API. The client needs
+//! no runtime and no library, because it asks one short question by HTTP/1.0. The answer is never
+//! chunked and ends with its connection or at its stated length.
 
 mod bind;
 mod client;

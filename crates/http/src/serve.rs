@@ -1,4 +1,4 @@
-//! Serves a router to clients that may be anybody.
+//! Serves a router within limits, to untrusted clients.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -16,14 +16,15 @@ use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
-/// What clients may take of a server.
+/// Resource limits of a server.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Connections at once; others wait in the system's queue. Each takes a descriptor.
+    /// Maximum number of open connections, each with a descriptor. Others wait in the system's
+    /// queue.
     pub connections: usize,
-    /// How long a client may take for the head of a request.
+    /// Time limit for the head of a request.
     pub head: Duration,
-    /// How long a connection may last.
+    /// Time limit of a connection.
     pub connection: Duration,
 }
 
@@ -37,36 +38,38 @@ impl Default for Limits {
     }
 }
 
-/// The longest head of a request, bytes; also what a connection buffers at most.
+/// Maximum length of a request's head, and of a connection's buffer.
 const HEAD_BYTES_MAX: usize = 16 << 10;
 
-/// Connections by age, each with whether it waits for its client.
+/// Open connections by age, each with whether it waits for its client.
 #[derive(Default)]
 struct Open {
     connections: VecDeque<(AbortHandle, Arc<AtomicBool>)>,
 }
 
 impl Open {
-    /// Cuts off the connection that has waited for its client longest, if any does.
+    /// Closes the connection that has waited longest for its client, if any.
     fn cut_off_idle(&mut self) {
         self.connections.retain(|(task, _)| !task.is_finished());
         let waits = |(_, idle): &(AbortHandle, Arc<AtomicBool>)| idle.load(Ordering::Relaxed);
         let longest = self.connections.iter().position(waits);
         if let Some((task, _)) = longest.and_then(|index| self.connections.remove(index)) {
-            tracing::debug!("a client was cut off: others wait, and it says nothing");
+            tracing::debug!("disconnected an idle client, because others wait");
             task.abort();
         }
     }
 }
 
-/// Serves `app` until cancelled. A client that says nothing, or half of something, is cut off in time. When
-/// all connections are taken and another client comes, the connection that has waited longest for its client
-/// is cut off at once. So clients that only wait delay no other. Needs a runtime with time.
+/// Serves `app` until cancelled, on a runtime with time.
+///
+/// A client that sends nothing or half a request is disconnected in time. If all connections are
+/// taken and another client arrives, the connection that has waited longest for its client is
+/// closed at once. So idle clients delay no other.
 pub async fn serve(mut listener: impl Listener, app: Router, limits: Limits) -> Infallible {
     let slots = Arc::new(Semaphore::new(limits.connections));
     let mut open = Open::default();
     loop {
-        // Where descriptors have run out, this waits and tries again.
+        // Without free descriptors, this waits and retries.
         let (stream, _) = listener.accept().await;
         if slots.available_permits() == 0 {
             open.cut_off_idle();
@@ -94,8 +97,8 @@ pub async fn serve(mut listener: impl Listener, app: Router, limits: Limits) -> 
                 .serve_connection(TokioIo::new(stream), service);
             match timeout(limits.connection, served).await {
                 Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::debug!("a client was cut off: {error}"),
-                Err(_) => tracing::debug!("a client was cut off: it took too long"),
+                Ok(Err(error)) => tracing::debug!("disconnected a client: {error}"),
+                Err(_) => tracing::debug!("disconnected a client: it took too long"),
             }
         });
         open.connections.retain(|(task, _)| !task.is_finished());
@@ -120,7 +123,7 @@ mod tests {
     async fn answer(mut stream: TcpStream) -> String {
         let mut answer = String::new();
         let read = stream.read_to_string(&mut answer);
-        // A client that is cut off may find its connection reset.
+        // The server may reset the connection.
         let _ = timeout(Duration::from_secs(10), read)
             .await
             .expect("in time");
@@ -158,7 +161,7 @@ mod tests {
         }
         let mut long = TcpStream::connect(address).await.unwrap();
         let head = format!("GET / HTTP/1.1\r\nX: {}", "x".repeat(2 * HEAD_BYTES_MAX));
-        // It may be cut off while it writes.
+        // The connection may be closed during the write.
         let _ = long.write_all(head.as_bytes()).await;
         assert!(!answer(long).await.contains("200 OK"));
     }
@@ -179,7 +182,7 @@ mod tests {
         for _ in 0..5 {
             for _ in 0..16 {
                 let mut stream = TcpStream::connect(address).await.unwrap();
-                // It may be cut off already.
+                // The connection may be closed already.
                 let _ = stream.write_all(b"GET / HTTP/1.1\r\nHost:").await;
                 stalled.push(stream);
             }

@@ -1,5 +1,7 @@
-//! A message's fields in a payload: little-endian, fixed places, lists last and without a count,
-//! so that their length follows from what arrived.
+//! Encoding of a message's fields in a payload.
+//!
+//! Integers are little-endian at fixed places. A list comes last, without a count: its length
+//! follows from the payload's.
 
 use demeter_policy::{ByteCount, GuestPhysAddr, NodeId};
 
@@ -11,13 +13,13 @@ use crate::message::{
 };
 use crate::text::shown;
 
-/// `fast_hit` where it is not known.
+/// Value of `fast_hit` if it is unknown.
 const UNKNOWN: u16 = 0xffff;
 
-/// The first version whose statistics tell what relocation has cost and brought.
+/// First version whose statistics include cost and benefit of moves.
 const RELOCATION_TOLD: u16 = 3;
 
-/// Appends the payload, as a version has it, and returns its kind.
+/// Appends the payload in the format of `version` and returns its kind.
 pub(crate) fn write(
     version: u16,
     message: &Message,
@@ -138,14 +140,14 @@ pub(crate) fn write(
     })
 }
 
-/// Why a payload is no message.
+/// Error: a payload is no valid message.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Malformed {
     Kind,
     Fields,
 }
 
-/// Reads the payload of a message of this kind, as a version has it.
+/// Parses the payload of a message of this kind, in the format of `version`.
 pub(crate) fn read(version: u16, kind: u16, payload: &[u8]) -> Result<Message, Malformed> {
     let mut r = Reader(payload);
     let message = match kind {
@@ -170,7 +172,7 @@ pub(crate) fn read(version: u16, kind: u16, payload: &[u8]) -> Result<Message, M
     message.filter(|_| r.0.is_empty()).ok_or(Malformed::Fields)
 }
 
-/// At most `bytes_max` from the front of `text`, cut between two characters.
+/// The first characters of `text`, at most `bytes_max` bytes.
 fn cut(text: &str, bytes_max: usize) -> &str {
     let mut end = text.len().min(bytes_max);
     while !text.is_char_boundary(end) {
@@ -222,7 +224,7 @@ impl Writer<'_> {
     }
 }
 
-/// What is left of a payload. Every method takes from its front, or says `None`.
+/// Reads values from the front of a payload; `None` means malformed.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -236,7 +238,7 @@ impl<'a> Reader<'a> {
         std::mem::take(&mut self.0)
     }
 
-    /// All that is left, as a list of at most `max` records of `bytes` each.
+    /// The rest as a list of at most `max` records of `bytes` each.
     fn list<T>(
         &mut self,
         bytes: usize,
@@ -327,7 +329,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Outer: whether it is well-formed; inner: whether it is known.
+    /// The outer `None` means malformed, the inner one unknown.
     fn relocation(&mut self) -> Option<Option<Relocation>> {
         let is_known = self.bool()?;
         let relocation = Relocation {

@@ -1,74 +1,76 @@
-//! Frames: where a message begins and ends in a pipe without connections.
+//! Frames: borders of messages in a byte pipe without connections.
 //!
 //! # Problem
-//! A virtio-serial port outlives both of its sides. After a restart of either one, half a frame
-//! may lie in the pipe, and the next whole frame follows at once. A reader that believed the
-//! length in the half frame's header would swallow that one, and many after it: at a hundred
-//! bytes a second a lost 64 KiB frame would keep the other side deaf for minutes.
+//! A virtio-serial port outlives both of its sides. After a restart of one side, half a frame may
+//! lie in the pipe, followed by the next whole frame. A reader that trusted the length in the half
+//! frame's header would swallow that frame and many after it. At a hundred bytes a second, a lost
+//! 64 KiB frame would block the reader for minutes.
 //!
 //! # Approach
-//! A zero byte before and after every frame, and none inside: consistent overhead byte stuffing
-//! replaces each zero by the distance to the next one, at a cost of one byte in 254. So the first
-//! byte of a whole frame ends whatever was left before it.
+//! There is a zero byte before and after every frame, and none inside. Consistent overhead byte
+//! stuffing replaces each zero by the distance to the next one, at a cost of one byte in 254. So
+//! the zero before a whole frame ends any remains of an earlier one.
 //!
-//! Inside: version (u16), kind (u16), CRC-32 over version, kind and payload (u32), payload; all
-//! little-endian.
+//! A frame contains version (u16), kind (u16), CRC-32 over version, kind and payload (u32), and the
+//! payload. Integers are little-endian.
 //!
 //! # Properties
-//! - What was encoded is decoded, however the pipe cuts it.
-//! - Any bytes: no panic, and no more memory than one frame and what was pushed last.
-//! - Whatever came before, a whole frame is decoded as soon as its last byte is there.
-//! - A frame in which a byte was changed or lost is an error, not another message.
+//! - An encoded message is decoded, however the pipe cuts it.
+//! - Any bytes: no panic, and no more memory than one frame and the latest input.
+//! - After any bytes, a whole frame is decoded as soon as its last byte has arrived.
+//! - A frame with a changed or lost byte is an error, not another message.
 
 use std::mem;
 
 use crate::fields::{self, Malformed};
 use crate::message::{EncodeError, Message};
 
-/// The newest version of the protocol that this release speaks.
+/// The newest protocol version that this release speaks.
 ///
-/// Hosts and guests are updated one after the other. So each release speaks the version before as well, and
-/// the host answers in the guest's version. A guest that is not welcomed in its own version
-/// says `Hello` in the one before.
+/// Hosts and guests are updated one after the other. So each release also speaks the previous
+/// version, and the host answers in the guest's version. A guest that is not welcomed in its own
+/// version sends `Hello` in the previous one.
 ///
-/// 2: a guest proves that it is the VM whose memory the host would take (`Prove`).
-/// 3: a list is asked part by part (`List`), and statistics tell what relocation has cost and brought.
+/// Version 2: a guest proves that it runs in the VM whose memory the host would take (`Prove`).
+///
+/// Version 3: a list is asked for in parts (`List`), and statistics include cost and benefit of
+/// moves.
 pub const VERSION: u16 = 3;
 
-/// The oldest version that this release speaks.
+/// The oldest protocol version that this release speaks.
 pub const VERSION_MIN: u16 = 2;
 
-/// The first version in which a list is asked part by part; before, each list is a whole one.
+/// First version with lists in parts; older versions send whole lists.
 pub const LISTS_BY_PARTS: u16 = 3;
 
-/// The most bytes in a payload.
+/// Maximum length of a payload.
 pub const PAYLOAD_BYTES_MAX: usize = 64 * 1024;
 
-/// Version, kind and CRC.
+/// Length of version, kind and CRC.
 const HEADER_BYTES: usize = 8;
 
-/// The most bytes between two zeros of the pipe.
+/// Maximum number of bytes between two zeros of the pipe.
 pub const ENCODED_BYTES_MAX: usize =
     HEADER_BYTES + PAYLOAD_BYTES_MAX + (HEADER_BYTES + PAYLOAD_BYTES_MAX) / 254 + 1;
 
-/// Why bytes between two zeros are no message. They are skipped; the next frame may be good.
+/// Reason why bytes between two zeros are no message. The decoder skips them and continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// Half a frame, or damaged on its way.
+    /// Half a frame, or one that was damaged in transit.
     #[error("a frame is damaged")]
     Damaged,
-    /// More bytes than any frame has.
+    /// A frame is too long.
     #[error("a frame is longer than {ENCODED_BYTES_MAX} bytes")]
     TooLong,
-    /// A version that we do not speak.
+    /// The version is not supported.
     #[error(
         "the other side speaks version {0} of the protocol, we speak {VERSION_MIN} to {VERSION}; update one"
     )]
     Version(u16),
-    /// A kind that we do not know.
+    /// The kind is unknown.
     #[error("a message has the unknown kind {0}")]
     Kind(u16),
-    /// Fields that the kind does not have, or values that a field does not take.
+    /// The fields do not fit the kind, or a value is invalid.
     #[error("a message of kind {0} has fields that it cannot have")]
     Fields(u16),
 }
@@ -78,7 +80,7 @@ pub fn encode(message: &Message, out: &mut Vec<u8>) -> Result<(), EncodeError> {
     encode_as(VERSION, message, out)
 }
 
-/// The same in a version that the other side speaks, one of [`VERSION_MIN`] to [`VERSION`].
+/// Appends a message in a given version, one of [`VERSION_MIN`] to [`VERSION`].
 pub fn encode_as(version: u16, message: &Message, out: &mut Vec<u8>) -> Result<(), EncodeError> {
     let mut frame = vec![0; HEADER_BYTES];
     let kind = fields::write(version, message, &mut frame)?;
@@ -93,38 +95,38 @@ pub fn encode_as(version: u16, message: &Message, out: &mut Vec<u8>) -> Result<(
     Ok(())
 }
 
-/// Finds messages in what was read from the pipe.
+/// Decodes messages from the bytes of a pipe.
 ///
-/// Call [`next`](Self::next) after each [`push`](Self::push) until it says `Ok(None)`; then no
-/// more than one frame stays in memory.
+/// After each [`push`](Self::push), call [`next`](Self::next) until it returns `Ok(None)`. Then at
+/// most one frame stays in memory.
 #[derive(Debug, Default)]
 pub struct Decoder {
-    /// Bytes not yet decoded; those before `start` are done with.
+    /// Received bytes; those before `start` are decoded.
     buffer: Vec<u8>,
     start: usize,
-    /// Bytes from `start` on that are known to hold no zero.
+    /// Bytes from `start` on that contain no zero.
     scanned: usize,
-    /// Passing over the rest of a frame that is too long.
+    /// Whether the rest of a frame that is too long is being skipped.
     overlong: bool,
-    /// Of the last message.
+    /// Version of the last message.
     version: Option<u16>,
 }
 
 impl Decoder {
-    /// Takes what was read.
+    /// Adds received bytes.
     pub fn push(&mut self, bytes: &[u8]) {
         self.buffer.drain(..self.start);
         self.start = 0;
         self.buffer.extend(bytes);
     }
 
-    /// The version of the last message, if there was one.
+    /// The version of the last message, if any.
     pub fn version(&self) -> Option<u16> {
         self.version
     }
 
-    /// The next message; `Ok(None)` when more bytes are needed. After an error the next call goes
-    /// on behind the bad frame.
+    /// The next message; `Ok(None)` if more bytes are needed. After an error, the next call
+    /// continues behind the bad frame.
     #[expect(
         clippy::should_implement_trait,
         reason = "an iterator would end at None"
@@ -172,7 +174,7 @@ fn decode(stuffed: &[u8]) -> Result<(u16, Message), DecodeError> {
         .split_first_chunk::<HEADER_BYTES>()
         .ok_or(DecodeError::Damaged)?;
     let [v0, v1, k0, k1, crc @ ..] = *header;
-    // A fuzzer would never get past it.
+    // A fuzzer could not produce valid checksums.
     if !cfg!(fuzzing) && u32::from_le_bytes(crc) != checksum(&header[..4], payload) {
         return Err(DecodeError::Damaged);
     }
@@ -194,8 +196,10 @@ fn checksum(head: &[u8], payload: &[u8]) -> u32 {
     crc.finalize()
 }
 
-/// Appends `frame` without its zeros: runs of up to 254 other bytes, each after its length plus
-/// one; a run shorter than 254 stands for itself and the zero after it.
+/// Appends `frame` in stuffed form, without zeros.
+///
+/// Runs of up to 254 nonzero bytes are each preceded by their length plus one. A run shorter than
+/// 254 includes the zero after it.
 fn stuff(frame: &[u8], out: &mut Vec<u8>) {
     let mut rest = frame;
     loop {
@@ -211,7 +215,7 @@ fn stuff(frame: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// Undoes [`stuff`].
+/// The inverse of [`stuff`].
 fn unstuff(mut stuffed: &[u8]) -> Option<Vec<u8>> {
     let mut frame = Vec::with_capacity(stuffed.len());
     while let Some((&length, rest)) = stuffed.split_first() {

@@ -1,8 +1,8 @@
-//! What guest agent and host controller say to each other over virtio-serial.
+//! The protocol between guest agent and host controller over virtio-serial.
 //!
-//! A byte pipe without connections carries frames (`frame.rs`), a frame carries one [`Message`].
-//! Neither side trusts the other: decoding is total, and nothing is allocated by a length or a
-//! count that was told.
+//! A byte pipe without connections carries frames (`frame.rs`), and a frame carries one
+//! [`Message`]. Neither side trusts the other: decoding is total, and no received length or count
+//! sizes an allocation.
 //!
 //! ```
 //! use demeter_proto::{Decoder, Message, encode};
@@ -32,6 +32,8 @@ pub use message::{
 };
 pub use text::shown;
 
-/// The guest's vsock port on which a relay listens, where the hypervisor has vsock instead of named
-/// virtio-serial ports. Ports below 1024 need CAP_NET_BIND_SERVICE in the guest (net/vmw_vsock/af_vsock.c).
+/// The guest's vsock port of the relay.
+///
+/// It is used with hypervisors that have vsock instead of named virtio-serial ports. Ports below
+/// 1024 need CAP_NET_BIND_SERVICE in the guest (net/vmw_vsock/af_vsock.c).
 pub const VSOCK_PORT: u32 = 1017;

@@ -1,35 +1,36 @@
-//! The messages, as values.
+//! The protocol's messages.
 //!
-//! The guest greets with [`Hello`] every second until it is welcomed; then it sends [`Stats`]
-//! every second. The host asks with [`Message::Prove`] first, then with
-//! [`Message::Inflate`], [`Message::Deflate`] and [`Message::List`]; every answer carries the request's id. A request that arrives twice in one
-//! session gets the same answer twice and is carried out once.
+//! The guest sends [`Hello`] every second until it is welcomed, then [`Stats`] every second. The
+//! host sends [`Message::Prove`] first, then [`Message::Inflate`], [`Message::Deflate`] and
+//! [`Message::List`]. Every answer carries the request's id. A request that arrives twice in one
+//! session is carried out once and gets the same answer twice.
 
 use demeter_policy::{ByteCount, GuestPhysAddr, NodeId};
 
-/// The most nodes that a guest may report.
+/// Maximum number of nodes that a guest may report.
 pub const NODES_MAX: usize = 8;
 
-/// The most ranges in one message; a longer list takes several.
+/// Maximum number of ranges in one message; a longer list takes several.
 pub const RANGES_MAX: usize = 4095;
 
-/// The most bytes of a reason; [`encode`](crate::encode) cuts a longer one off.
+/// Maximum length of a reason; [`encode`](crate::encode) cuts longer ones.
 pub const REASON_BYTES_MAX: usize = 200;
 
-/// Tells one boot of a guest from the next: `/proc/sys/kernel/random/boot_id`.
+/// Id of one boot of a guest: `/proc/sys/kernel/random/boot_id`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BootId(pub [u8; 16]);
 
-/// Tells one run of an agent from the next; random.
+/// Random id of one run of an agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SessionId(pub u64);
 
-/// Names a request of the host within a session.
+/// Id of a host's request within a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);
 
-/// What a controller makes up at random and a guest must show in its memory: by that the controller
-/// knows that the agent it speaks with is in the very VM whose memory it may take.
+/// A random number that a guest must show in its memory.
+///
+/// It proves to the controller that the agent runs in the very VM whose memory may be punched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Nonce(pub [u8; 16]);
 
@@ -38,18 +39,18 @@ pub struct Nonce(pub [u8; 16]);
 pub struct Permille(u16);
 
 impl Permille {
-    /// `thousandths`, or all of it where that is more than 1000.
+    /// A share of `thousandths`, at most 1000.
     pub fn new(thousandths: u16) -> Self {
         Self(thousandths.min(1000))
     }
 
-    /// Thousandths.
+    /// The share in thousandths.
     pub fn get(self) -> u16 {
         self.0
     }
 }
 
-/// A range of guest-physical memory as its guest names it: unchecked.
+/// A range of guest-physical memory as the guest names it, unchecked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GpaRange {
     /// First address.
@@ -59,86 +60,88 @@ pub struct GpaRange {
 }
 
 impl GpaRange {
-    /// The address behind the last one, if there is one.
+    /// The address after the last one; `None` on overflow.
     pub fn end(&self) -> Option<GuestPhysAddr> {
         self.start.0.checked_add(self.bytes.0).map(GuestPhysAddr)
     }
 }
 
-/// What either side may say.
+/// A message of either side.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Message {
-    /// Guest: here I am.
+    /// Guest: introduces itself.
     Hello(Hello),
-    /// Guest: how memory is used; every second while connected.
+    /// Guest: memory use, every second while connected.
     Stats(Stats),
-    /// Guest: newly held, the host may take it back. Comes before the request's `Done`.
+    /// Guest: newly held ranges, which the host may punch. Sent before the request's `Done`.
     Inflated(Ranges),
-    /// Guest: held, in answer to `List`.
+    /// Guest: held ranges, in answer to `List`.
     Held(Ranges),
-    /// Guest: the nonce of `Prove` lies at the beginning of a page of the driver's own.
+    /// Guest: a page of the driver's own begins with the nonce of `Prove`.
     Proof {
-        /// Which request this answers.
+        /// The request.
         request: RequestId,
-        /// In which node the page lies.
+        /// The page's node.
         node: NodeId,
         /// The page.
         page: GuestPhysAddr,
     },
-    /// Guest: a request is finished, well or not.
+    /// Guest: a request has finished, successfully or not.
     Done(Done),
-    /// Host: your `Hello` has arrived.
+    /// Host: the guest's `Hello` has arrived.
     Welcome {
-        /// The session that the `Hello` named.
+        /// The session in the `Hello`.
         session: SessionId,
     },
-    /// Host: hold so much more memory.
+    /// Host: hold more memory.
     Inflate(Resize),
-    /// Host: give so much of what is held back to your kernel.
+    /// Host: return held memory to the guest's kernel.
     Deflate(Resize),
-    /// Host: name what is held, by address: at least one range, and `more` in the last `Held` where there
-    /// is more. So neither side has to keep a long list, and one that was begun is gone on with.
+    /// Host: list held ranges by address.
+    ///
+    /// The answer has at least one range. Its last `Held` sets `more` if further ranges remain. So
+    /// neither side keeps a long list, and an interrupted listing can continue.
     List {
-        /// Which request this is.
+        /// Id of the request.
         request: RequestId,
-        /// In which node.
+        /// The node.
         node: NodeId,
-        /// From this address on.
+        /// First address of the list.
         from: GuestPhysAddr,
     },
-    /// Host: have your driver write this into a page of its own in the node, and name the page.
+    /// Host: have the driver write the nonce into a page of its own in the node, and name the page.
     Prove {
-        /// Which request this is.
+        /// Id of the request.
         request: RequestId,
-        /// In which node.
+        /// The node.
         node: NodeId,
-        /// What to write.
+        /// The nonce.
         nonce: Nonce,
     },
-    /// Host: the most that the driver may give back by itself when the guest runs out of memory,
-    /// in total until the next `Allow`.
+    /// Host: the most that the driver may give back by itself when the guest runs out of memory. It
+    /// is a total until the next `Allow`.
     Allow {
         /// Bytes of all nodes together.
         oom: ByteCount,
     },
-    /// Either: are you there?
+    /// Either side: asks for a `Pong`.
     Ping {
-        /// Comes back in the `Pong`.
+        /// Number that the `Pong` returns.
         nonce: u64,
     },
-    /// Either: here I am.
+    /// Either side: answers a `Ping`.
     Pong {
-        /// As in the `Ping`.
+        /// Number of the `Ping`.
         nonce: u64,
     },
 }
 
-/// A guest introduces itself.
+/// A guest's introduction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hello {
-    /// Another one than last time: the guest was reset and holds nothing.
+    /// Id of the boot. A change means that the guest was reset and holds nothing.
     pub boot_id: BootId,
-    /// Another one than last time: answers to older requests will not come.
+    /// Id of the agent's run. After a change, answers to older requests will not come.
     pub session: SessionId,
     /// Whether the balloon driver is loaded.
     pub driver: bool,
@@ -149,52 +152,52 @@ pub struct Hello {
 /// The size of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeTotal {
-    /// As the guest's kernel numbers it.
+    /// Number of the node in the guest's kernel.
     pub node: NodeId,
-    /// All memory that the guest's kernel has there, with what is held.
+    /// All memory of the guest's kernel there, including held memory.
     pub total: ByteCount,
 }
 
-/// How a guest uses its memory.
+/// A guest's memory use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stats {
     /// Memory pressure, some tasks stalled: `some avg10` of `/proc/pressure/memory`.
     pub psi_some: Permille,
     /// Memory pressure, all tasks stalled: `full avg10`.
     pub psi_full: Permille,
-    /// Share of sampled accesses that fast memory served; `None` where nothing samples.
+    /// Share of sampled accesses that fast memory served; `None` without sampling.
     pub fast_hit: Option<Permille>,
-    /// What relocation has cost and brought; `None` where no agent runs.
+    /// Cost and benefit of moves; `None` without an agent.
     pub relocation: Option<Relocation>,
-    /// What the driver gave back by itself, out of memory, since boot.
+    /// Memory that the driver gave back by itself since boot. The guest had run out of memory.
     pub oom_returned: ByteCount,
-    /// By node, at most [`NODES_MAX`].
+    /// Use of each node, at most [`NODES_MAX`].
     pub nodes: Vec<NodeStats>,
 }
 
-/// What an agent's moves have cost and brought since it started.
+/// Cost and benefit of an agent's moves since it started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Relocation {
-    /// Time that moves took, milliseconds.
+    /// Time spent on moves, milliseconds.
     pub cost_ms: u64,
-    /// Time that they are taken to have saved, milliseconds; negative where they did harm.
+    /// Estimated time saved by moves, milliseconds; negative if they did harm.
     pub benefit_ms: i64,
-    /// Whether the agent rests, because moving brings nothing.
+    /// Whether the agent has stopped moving because moves brought no benefit.
     pub is_resting: bool,
 }
 
-/// How a guest uses one node.
+/// A guest's use of one node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeStats {
-    /// As the guest's kernel numbers it.
+    /// Number of the node in the guest's kernel.
     pub node: NodeId,
-    /// All memory that the guest's kernel has there, with what is held.
+    /// All memory of the guest's kernel there, including held memory.
     pub total: ByteCount,
     /// Free memory.
     pub free: ByteCount,
     /// Memory that the driver holds for the host.
     pub held: ByteCount,
-    /// Estimate of the memory that is in use again and again; 0 where nothing samples.
+    /// Estimated working set; 0 without sampling.
     pub working_set: ByteCount,
 }
 
@@ -207,58 +210,59 @@ pub struct Ranges {
     pub node: NodeId,
     /// Whether another part follows.
     pub more: bool,
-    /// At most [`RANGES_MAX`].
+    /// Ranges, at most [`RANGES_MAX`].
     pub ranges: Vec<GpaRange>,
 }
 
-/// Asks for more or for less to be held.
+/// A request to hold more or less memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Resize {
-    /// Which request this is.
+    /// Id of the request.
     pub request: RequestId,
-    /// In which node.
+    /// The node.
     pub node: NodeId,
-    /// By how much.
+    /// Size of the change.
     pub bytes: ByteCount,
 }
 
-/// What became of a request.
+/// Result of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Done {
-    /// Which request.
+    /// The request.
     pub request: RequestId,
-    /// In which node.
+    /// The node.
     pub node: NodeId,
-    /// How much more, or less, is held because of it.
+    /// Change of held memory by this request.
     pub moved: ByteCount,
-    /// What is held in the node now.
+    /// Memory held in the node now.
     pub held: ByteCount,
-    /// How it went.
+    /// Outcome of the request.
     pub outcome: Outcome,
-    /// Why it did not go well, for a person; empty if it did. [`shown`](crate::shown) on its way.
+    /// Reason for a failure, for people; empty on success. Cleaned by [`shown`](crate::shown) in
+    /// transit.
     pub reason: String,
 }
 
-/// How a request went.
+/// Outcome of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// All that was asked for.
+    /// The request was fulfilled.
     Ok,
-    /// A part of it; the rest is not to be had now.
+    /// The request was fulfilled in part; the rest is not available now.
     Partial,
-    /// Nothing: the balloon driver is not loaded.
+    /// Nothing was done: the balloon driver is not loaded.
     NoDriver,
-    /// Nothing, for another reason.
+    /// Nothing was done, for another reason.
     Refused,
 }
 
-/// Why a message cannot be sent: it is the sender who must split it.
+/// Reason why a message cannot be encoded; its sender must split it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum EncodeError {
-    /// More nodes than the protocol carries.
+    /// More nodes than a message can carry.
     #[error("{0} nodes in one message; the protocol carries at most {NODES_MAX}")]
     Nodes(usize),
-    /// More ranges than a message takes.
+    /// More ranges than a message can carry.
     #[error("{0} ranges in one message; send them in parts of at most {RANGES_MAX}")]
     Ranges(usize),
 }

@@ -1,8 +1,10 @@
-//! Text that the other side chose, made fit to be shown and logged.
+//! Cleans text from the other side for terminals and logs.
 
-/// `raw` without what a terminal or a log would obey: control characters (escape sequences, line
-/// feeds) and marks that turn the direction of text each become a question mark. Never longer than
-/// `raw`.
+/// Replaces control characters and marks of text direction by question marks. The result is never
+/// longer than `raw`.
+///
+/// Otherwise escape sequences or line feeds in foreign text could control a terminal or forge log
+/// lines.
 pub fn shown(raw: &str) -> String {
     let shown = |c: char| if is_obeyed(c) { '?' } else { c };
     raw.chars().map(shown).collect()
@@ -13,7 +15,7 @@ fn is_obeyed(c: char) -> bool {
         c,
         '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
     );
-    // Both separators end a line, too.
+    // Unicode's line and paragraph separators also end a line.
     c.is_control() || turns_direction || matches!(c, '\u{2028}' | '\u{2029}')
 }
 

@@ -1,5 +1,5 @@
-//! The codec's properties: what was encoded is decoded however the pipe cuts it, and nothing that
-//! the other side writes does harm.
+//! Properties of the codec: an encoded message is decoded however the pipe cuts it, and any bytes
+//! are harmless.
 
 use demeter_policy::{ByteCount, GuestPhysAddr, NodeId};
 use demeter_proto::{
@@ -116,7 +116,7 @@ fn done() -> impl Strategy<Value = Message> {
                 moved,
                 held,
                 outcome,
-                // Text is cleaned on its way.
+                // Encoding cleans the text.
                 reason: shown(&reason),
             })
         },
@@ -169,7 +169,7 @@ fn encoded(messages: &[Message]) -> Vec<u8> {
     pipe
 }
 
-/// All that the decoder finds in `pipe` when it arrives in pieces that end at `cuts`.
+/// All results of the decoder for `pipe`, received in pieces that end at `cuts`.
 fn decoded(pipe: &[u8], cuts: &[prop::sample::Index]) -> Vec<Result<Message, DecodeError>> {
     let mut cuts: Vec<_> = cuts.iter().map(|cut| cut.index(pipe.len() + 1)).collect();
     cuts.push(pipe.len());
@@ -183,7 +183,7 @@ fn decoded(pipe: &[u8], cuts: &[prop::sample::Index]) -> Vec<Result<Message, Dec
     found
 }
 
-/// Bytes as they may come: noise, noise full of zeros, and more than a frame holds.
+/// Arbitrary input: noise, noise full of zeros, and more than a frame holds.
 fn noise() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         vec(any::<u8>(), 0..2000),
@@ -202,7 +202,7 @@ proptest! {
         prop_assert_eq!(decoded(&encoded(&messages), &cuts), expected);
     }
 
-    /// All but what a version does not have.
+    /// Fields that a version does not have are lost; all others survive.
     #[test]
     fn the_version_before_is_spoken_and_told(message in message()) {
         let mut pipe = vec![];
@@ -256,7 +256,7 @@ proptest! {
         let at = at.index(pipe.len());
         pipe[at] ^= change;
         for found in decoded(&pipe, &[]) {
-            // The zeros around the frame carry nothing: without the first one it is still whole.
+            // The zeros around a frame carry no data; a frame without the first one is still whole.
             prop_assert!(found.is_err() || found == Ok(message.clone()), "{found:?}");
         }
     }

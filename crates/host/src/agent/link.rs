@@ -15,27 +15,27 @@ use super::{GuestSession, NotHeard};
 use crate::hypervisor::{AgentSocket, Channel};
 use crate::outside::Outside;
 
-/// A guest that says nothing for so long is not there: its agent reports every second.
+/// Silence after which a guest counts as gone; its agent reports every second.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
-/// How long a message may wait to be written, or an answer to be taken.
+/// Time limit for writing a message and for delivering an answer.
 const WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// The pause before connecting again.
+/// Retry interval of the connection.
 const PAUSE: Duration = Duration::from_millis(250);
 
 const READ_BYTES: usize = 16 * 1024;
 
-/// The longest answer to a call to a vsock port: `OK` and a number.
+/// Maximum length of the answer to a vsock CONNECT: `OK` and a number.
 const DIALLED_BYTES_MAX: usize = 32;
 
-/// How often a guest may say what it was not asked for, in the long run; an agent reports once a second.
+/// Long-term rate limit of unsolicited messages; an agent reports once a second.
 const UNASKED_EVERY: Duration = Duration::from_millis(5);
 
-/// Time by which a guest may be ahead of that rate.
+/// Burst allowance of that rate limit.
 const BURST: Duration = Duration::from_secs(1);
 
-/// Keeps what a guest says unasked to a rate, by the time that it has used up.
+/// Rate limiter of a guest's unsolicited messages.
 #[derive(Debug)]
 struct Pace {
     used_until: Instant,
@@ -55,32 +55,32 @@ impl Pace {
         self.used_until = self.used_until.max(now) + UNASKED_EVERY;
     }
 
-    /// When to listen again.
+    /// The time of the next read.
     fn not_before(&self) -> Instant {
         self.used_until - BURST
     }
 }
 
-/// A session that no guest has: "I do not know you, say Hello".
+/// A session id that no guest uses. It asks the guest to send Hello.
 const NOBODY: SessionId = SessionId(0);
 
-/// Something to say.
+/// A message to send.
 #[derive(Debug)]
 pub(super) struct Question {
     pub(super) message: Message,
     pub(super) then: Then,
 }
 
-/// What follows when it is said. Dropped, it tells its asker that nobody is there.
+/// The follow-up of a question. Dropping it reports that no agent is connected.
 #[derive(Debug)]
 pub(super) enum Then {
-    /// Answers go there.
+    /// Answers go to this channel.
     Answers(mpsc::Sender<Message>),
-    /// There are none; it is enough that it went out.
+    /// There is no answer; sending is enough.
     Sent(oneshot::Sender<()>),
 }
 
-/// What names a question in its answers.
+/// Identifies a question in its answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Key {
     Request(u64),
@@ -102,7 +102,7 @@ impl Key {
     }
 }
 
-/// Where a link tells what it hears.
+/// Channels on which a link publishes its state.
 pub(super) type Told = (
     watch::Sender<Option<NotHeard>>,
     watch::Sender<Option<GuestSession>>,
@@ -116,9 +116,9 @@ pub(super) struct Link {
     asked: mpsc::Receiver<Question>,
     peer: watch::Sender<Option<GuestSession>>,
     stats: watch::Sender<Option<Stats>>,
-    /// The version in which the guest spoke last, and in which it is answered.
+    /// Protocol version of the guest's last message, used for answers.
     version: u16,
-    /// The question whose last answer has not come.
+    /// The question that still waits for its last answer.
     open: Option<(Key, mpsc::Sender<Message>)>,
 }
 
@@ -141,7 +141,7 @@ impl Link {
         }
     }
 
-    /// Connects again and again, until nobody asks any more.
+    /// Connects again and again, until the client is dropped.
     pub(super) async fn run(mut self) {
         loop {
             if let Ok(stream) = self.connect().await {
@@ -155,7 +155,7 @@ impl Link {
             let again = Instant::now() + PAUSE;
             loop {
                 tokio::select! {
-                    // Dropped, a question tells its asker that nobody is there.
+                    // Dropping a question reports that no agent is connected.
                     question = self.asked.recv() => if question.is_none() { return },
                     () = sleep_until(again) => break,
                 }
@@ -163,8 +163,8 @@ impl Link {
         }
     }
 
-    /// Connects to the hypervisor of this VM, and to nobody else: what another one's guest says
-    /// must not be taken for this one's word.
+    /// Connects to this VM's hypervisor only. Messages of another VM's guest must not be taken for
+    /// this guest's.
     async fn connect(&self) -> io::Result<UnixStream> {
         let AgentSocket {
             path,
@@ -197,7 +197,7 @@ impl Link {
         });
     }
 
-    /// Speaks with the guest until the connection breaks (an error) or nobody asks any more.
+    /// Serves the connection until it breaks (an error) or the client is dropped.
     pub(super) async fn serve(
         &mut self,
         mut stream: impl AsyncRead + AsyncWrite + Unpin,
@@ -209,7 +209,7 @@ impl Link {
         let mut pace = Pace::default();
         loop {
             let not_before = pace.not_before();
-            // A guest that says more than it has reason to is heard later, and has to wait.
+            // A guest that exceeds its rate is read later, so it has to wait.
             let read = async {
                 sleep_until(not_before).await;
                 timeout_at(silent_at.max(not_before), stream.read(&mut bytes)).await
@@ -276,7 +276,7 @@ impl Link {
         self.write(stream, &question.message).await?;
         match (Key::of(&question.message), question.then) {
             (Some(key), Then::Answers(answers)) => self.open = Some((key, answers)),
-            // Whoever does not wait for it any more does not mind.
+            // The asker may have stopped waiting.
             (_, Then::Sent(sent)) => drop(sent.send(())),
             (None, Then::Answers(_)) => {}
         }
@@ -294,7 +294,7 @@ impl Link {
                 self.meet(hello);
                 return self.write(stream, &Message::Welcome { session }).await;
             }
-            // Whatever it says, it has to introduce itself first.
+            // Ignore all messages until the guest has introduced itself.
             _ if self.peer.borrow().is_none() => {}
             Message::Stats(stats) => {
                 self.stats.send_replace(Some(stats));
@@ -304,7 +304,7 @@ impl Link {
             Message::Done(_) | Message::Proof { .. } | Message::Pong { .. } => {
                 self.answer(message, true).await;
             }
-            // What only a host says.
+            // Messages of a host only.
             Message::Welcome { .. }
             | Message::Inflate(_)
             | Message::Deflate(_)
@@ -321,7 +321,7 @@ impl Link {
         open.is_some() && Key::of(message) == open
     }
 
-    /// Passes an answer on, if it answers the open question.
+    /// Delivers an answer to the open question.
     async fn answer(&mut self, message: Message, last: bool) {
         let key = Key::of(&message);
         let Some((_, answers)) = self.open.as_ref().filter(|(open, _)| Some(*open) == key) else {
@@ -343,7 +343,7 @@ impl Link {
         };
         let before = self.peer.borrow().as_ref().map(|peer| peer.session);
         if before != Some(peer.session) {
-            // Answers to what was asked in another session will not come.
+            // Answers to questions of an earlier session will not come.
             self.open = None;
             self.stats.send_replace(None);
         }
@@ -354,7 +354,7 @@ impl Link {
         });
     }
 
-    /// Writes a message. A guest that does not read for long is as good as gone.
+    /// Writes a message. A guest that does not read for long counts as gone.
     async fn write(
         &self,
         stream: &mut (impl AsyncWrite + Unpin),
@@ -365,7 +365,7 @@ impl Link {
         timeout(WAIT_MAX, stream.write_all(&bytes)).await?
     }
 
-    /// Nobody is there any more.
+    /// Ends the session.
     pub(super) fn part(&mut self) {
         self.open = None;
         self.stats.send_replace(None);
@@ -373,12 +373,12 @@ impl Link {
     }
 }
 
-/// Has the hypervisor connect to the relay's port in the guest.
+/// Asks the hypervisor to connect to the relay's vsock port in the guest.
 async fn dial(stream: &mut UnixStream) -> io::Result<()> {
     stream
         .write_all(format!("CONNECT {VSOCK_PORT}\n").as_bytes())
         .await?;
-    // What follows the answer's end is the guest's first word, so it is read byte by byte.
+    // Read byte by byte, because the guest's first message may follow the answer at once.
     let mut answer = vec![];
     while answer.last() != Some(&b'\n') {
         if answer.len() == DIALLED_BYTES_MAX {

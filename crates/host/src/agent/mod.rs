@@ -1,8 +1,8 @@
-//! The link to a guest's agent.
+//! The connection to a guest's agent.
 //!
-//! The guest's end is a virtio-serial port or a vsock port, the host's end a Unix socket that the
-//! hypervisor serves. A task of its own (`link.rs`) keeps the connection, answers what needs no decision
-//! and passes the rest on; an [`AgentClient`] asks one thing at a time.
+//! The guest's end is a virtio-serial or vsock port. The host's end is a Unix socket that the
+//! hypervisor serves. A task (`link.rs`) keeps the connection, handles messages that need no
+//! decision and passes the rest on. An [`AgentClient`] asks one question at a time.
 
 mod link;
 
@@ -18,23 +18,23 @@ use crate::outside::Outside;
 use crate::process::Opener;
 use link::{Link, Question, Then};
 
-/// A guest that has introduced itself.
+/// A session of a guest's agent that has introduced itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GuestSession {
-    /// Another one than before: the guest was reset.
+    /// Id of the guest's boot; it changes with a reset.
     pub boot_id: BootId,
-    /// Another one than before: the agent was started anew.
+    /// Id of the agent's run; it changes with a restart.
     pub session: SessionId,
-    /// The version of the protocol that its agent speaks.
+    /// Protocol version of the agent.
     pub version: u16,
-    /// The guest's nodes, as it says.
+    /// The guest's nodes, as the guest reports them.
     pub nodes: Vec<NodeTotal>,
 }
 
-/// Why what comes from an agent's socket is not listened to.
+/// Reason why an agent's messages are ignored.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotHeard {
-    /// The agent's socket is not the one of this VM.
+    /// The socket does not belong to this VM.
     #[error(
         "the agent's socket {} belongs to process {found}, the VM is process {wanted}; give each VM \
          its own agent socket, opened by its hypervisor itself (-chardev socket,path=..,server=on)",
@@ -43,47 +43,47 @@ pub enum NotHeard {
     Foreign {
         /// The socket.
         socket: PathBuf,
-        /// Who serves it.
+        /// The process that serves it.
         found: Pid,
-        /// Who serves the VM's own socket.
+        /// The VM's own process.
         wanted: Pid,
     },
-    /// The agent is older or newer than this controller.
+    /// The agent's protocol version is not supported.
     #[error(
-        "the guest's agent speaks version {found} of the protocol, this controller {oldest} to {newest}; \
-         until it speaks one of these the VM counts with all its memory; install the same release of \
-         Demeter, and of its driver, in the guest and here",
+        "the guest's agent speaks version {found} of the protocol, this controller {oldest} to \
+         {newest}, so the VM counts with all its memory; install the same release of Demeter and its \
+         driver in the guest and on the host",
         oldest = demeter_proto::VERSION_MIN,
         newest = demeter_proto::VERSION
     )]
     Version {
-        /// What it speaks.
+        /// The agent's version.
         found: u16,
     },
 }
 
-/// Nobody is there, or not for long enough.
+/// No agent is connected, or its session has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the guest's agent is not there")]
+#[error("the guest's agent is not connected")]
 pub struct Away;
 
-/// A way to speak with one guest's agent. Dropped, it closes the connection.
+/// Client of one guest's agent. Dropping it closes the connection.
 #[derive(Debug)]
 pub struct AgentClient {
     questions: mpsc::Sender<Question>,
     not_heard: watch::Receiver<Option<NotHeard>>,
     peer: watch::Receiver<Option<GuestSession>>,
     stats: watch::Receiver<Option<Stats>>,
-    /// The last request's id. Starts anywhere: a guest that still remembers the requests of a
-    /// controller before this one must not take ours for them.
+    /// Id of the last request. It starts at a random number, because a guest may remember the
+    /// requests of an earlier controller.
     request: u64,
     outside: Outside,
     task: JoinHandle<()>,
 }
 
 impl AgentClient {
-    /// Connects to the hypervisor's socket, now and whenever the connection breaks, as long as it
-    /// is `opener` that opened it. `first` is where request ids start, best a random number.
+    /// Connects to the hypervisor's socket and reconnects when the connection breaks. The socket
+    /// must have been opened by `opener`. `first` is the first request id, best a random number.
     ///
     /// Must be called within a tokio runtime.
     pub fn connect(socket: PathBuf, opener: Opener, first: RequestId) -> Self {
@@ -96,23 +96,23 @@ impl AgentClient {
         Self::to(socket, Outside::default(), first)
     }
 
-    /// The same, whatever the socket leads to; `outside` is the VM's.
+    /// Connects to an agent's socket of any kind; `outside` is the VM's.
     pub fn to(socket: AgentSocket, outside: Outside, first: RequestId) -> Self {
         Self::by(socket, outside, first, Link::run)
     }
 
-    /// The VM's way to its files.
+    /// Access to the VM's files, which may hang.
     pub(crate) fn outside(&self) -> &Outside {
         &self.outside
     }
 
-    /// Speaks over a stream that is there already, once. For fuzz targets.
+    /// Client over an open stream, which is not reconnected. For fuzz targets.
     #[cfg(fuzzing)]
     pub fn over(
         stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin + 'static,
         first: RequestId,
     ) -> Self {
-        // Nothing is connected to, so nobody serves it.
+        // No socket is opened, so no process serves it.
         let nobody = Opener::only(crate::process::PeerProcess {
             pid: Pid(0),
             uid: 0,
@@ -155,26 +155,26 @@ impl AgentClient {
         }
     }
 
-    /// Why what comes from the socket is not listened to, to look at and to wait for.
+    /// Watches the reason why the agent's messages are ignored.
     pub fn not_heard(&self) -> watch::Receiver<Option<NotHeard>> {
         self.not_heard.clone()
     }
 
-    /// Who is there, to look at and to wait for.
+    /// Watches the connected session.
     pub fn peer(&self) -> watch::Receiver<Option<GuestSession>> {
         self.peer.clone()
     }
 
-    /// What the guest has reported last, to look at and to wait for.
+    /// Watches the guest's last report.
     pub fn stats(&self) -> watch::Receiver<Option<Stats>> {
         self.stats.clone()
     }
 
-    /// Asks; the answers are taken from what is returned. Asking something else before the last
-    /// answer has come gives up on it.
+    /// Asks a question and returns its answers. A new question abandons the answers of the last
+    /// one.
     ///
     /// # Errors
-    /// When nobody can be asked.
+    /// If no agent is connected.
     pub async fn ask(
         &mut self,
         question: impl FnOnce(RequestId) -> Message,
@@ -190,11 +190,11 @@ impl AgentClient {
         Ok(Answers(answers))
     }
 
-    /// Says something that needs no answer. Has gone out when this returns: what is asked afterwards
-    /// is heard afterwards.
+    /// Sends a message without an answer. It has been written when this returns, so it precedes
+    /// later questions.
     ///
     /// # Errors
-    /// When nobody is there to be told.
+    /// If no agent is connected.
     pub async fn tell(&mut self, message: Message) -> Result<(), Away> {
         let (sender, sent) = oneshot::channel();
         let question = Question {
@@ -205,10 +205,10 @@ impl AgentClient {
         sent.await.map_err(|_| Away)
     }
 
-    /// Makes sure that the guest is still in this session, by an answer that it gives now.
+    /// Confirms by a ping that the guest is still in this session.
     ///
     /// # Errors
-    /// When it is not, or does not answer.
+    /// If it is not, or does not answer.
     pub async fn confirm(&mut self, session: SessionId) -> Result<(), Away> {
         let mut answers = self.ask(|id| Message::Ping { nonce: id.0 }).await?;
         answers.next().await?;
@@ -224,7 +224,7 @@ impl Drop for AgentClient {
     }
 }
 
-/// Answers that wait to be taken. More than these, and the guest has to wait.
+/// Maximum number of queued answers; then the guest must wait.
 const ANSWERS_MAX: usize = 4;
 
 /// The answers to one question, in order.
@@ -232,10 +232,10 @@ const ANSWERS_MAX: usize = 4;
 pub struct Answers(mpsc::Receiver<Message>);
 
 impl Answers {
-    /// The next one.
+    /// The next answer.
     ///
     /// # Errors
-    /// `Away` when the session ended, or after the last one.
+    /// `Away` when the session has ended, or after the last answer.
     pub async fn next(&mut self) -> Result<Message, Away> {
         self.0.recv().await.ok_or(Away)
     }

@@ -15,16 +15,16 @@ use super::*;
 /// Shows a nonce in a page of the guest's node; `None` if it cannot.
 pub(crate) type Prover = Box<dyn FnMut(NodeId, Nonce) -> Option<GuestPhysAddr> + Send>;
 
-/// The guest's end of a connection, for tests. It proves whose guest it is by itself.
+/// The guest's end of a connection, for tests. It answers proofs by itself.
 pub(crate) struct Pipe {
     stream: UnixStream,
     decoder: Decoder,
-    /// The version of the protocol that it speaks.
+    /// Protocol version that it speaks.
     pub(crate) version: u16,
     prover: Prover,
 }
 
-/// Pages from here on are shown in no file, but by [`shown`].
+/// Pages from this address on lie in no file; [`shown`] has their content.
 const SHOWN_FROM: u64 = 1 << 46;
 
 static SHOWN: Mutex<Vec<Nonce>> = Mutex::new(vec![]);
@@ -35,7 +35,7 @@ fn show(nonce: Nonce) -> GuestPhysAddr {
     GuestPhysAddr(SHOWN_FROM + (all.len() as u64 - 1) * PAGE_SIZE)
 }
 
-/// What is shown at such an address: what test doubles of a VM's memory have there, if it is one.
+/// The nonce at such an address, for test doubles of a VM's memory.
 pub(crate) fn shown(page: GuestPhysAddr) -> Option<Nonce> {
     let index = page.0.checked_sub(SHOWN_FROM)? / PAGE_SIZE;
     SHOWN.lock().unwrap().get(index as usize).copied()
@@ -53,12 +53,12 @@ impl Pipe {
         }
     }
 
-    /// From now on it proves like this.
+    /// Sets how it answers proofs.
     pub(crate) fn prove_by(&mut self, prover: Prover) {
         self.prover = prover;
     }
 
-    /// Waits for the host to connect, and lets it know this guest.
+    /// Waits for the host to connect, and introduces this guest.
     pub(crate) async fn welcomed(listener: &UnixListener, hello: Hello) -> Self {
         let mut pipe = Self::accept(listener).await;
         let session = hello.session;
@@ -74,12 +74,12 @@ impl Pipe {
         let _ = self.stream.write_all(&bytes).await;
     }
 
-    /// Says what is no message.
+    /// Sends bytes that are no message.
     pub(crate) async fn say_raw(&mut self, bytes: &[u8]) {
         let _ = self.stream.write_all(bytes).await;
     }
 
-    /// What the host says next, but for wanting a proof; `None` when it has hung up.
+    /// The host's next message except for proofs; `None` when it has hung up.
     pub(crate) async fn hear(&mut self) -> Option<Message> {
         let mut bytes = [0; 4096];
         loop {
@@ -113,7 +113,7 @@ impl Pipe {
     }
 }
 
-/// Nothing in a test takes longer.
+/// A time limit that no test should reach.
 pub(crate) async fn soon<T>(future: impl Future<Output = T>) -> T {
     timeout(Duration::from_secs(20), future)
         .await
@@ -219,7 +219,7 @@ async fn what_nobody_was_told_is_not_taken_for_told() {
     };
     let mut pipe = Pipe::accept(&listener).await;
     assert_eq!(soon(agent.tell(allow(1))).await, Err(Away));
-    // The same guest, a moment later: a punch must not rely on what it never heard.
+    // The same guest a moment later: a punch must not rely on a message that was lost.
     pipe.say(&Message::Hello(hello(1, 1))).await;
     present(&agent, true).await;
     assert_eq!(soon(agent.tell(allow(2))).await, Ok(()));
@@ -252,7 +252,7 @@ async fn only_answers_to_the_question_of_this_session_are_passed_on() {
     }
     pipe.say(&held(request, vec![])).await;
     assert_eq!(soon(answers.next()).await, Ok(held(request, vec![])));
-    // Another session: answers to this question will not come.
+    // In a new session, no answer to this question will come.
     pipe.say(&Message::Hello(hello(1, 2))).await;
     pipe.say(&held(request, vec![])).await;
     assert_eq!(soon(answers.next()).await, Err(Away));
@@ -308,13 +308,13 @@ async fn a_flood_of_valid_frames_is_heard_at_a_rate() {
     flooding.abort();
     let pongs = heard / ping.len();
     let allowed = 200.0 * (begun.elapsed().as_secs_f64() + 1.0);
-    // Frames of one read are heard to the last.
+    // All frames of one read are handled.
     let at_once = READ_BYTES_MAX / ping.len();
     assert!(pongs > 100, "it is heard: {pongs}");
     assert!(pongs < allowed as usize + at_once, "{pongs} of {allowed}");
 }
 
-/// The most bytes that the link reads at once.
+/// Maximum number of bytes that the link reads at once.
 const READ_BYTES_MAX: usize = 16 << 10;
 
 #[tokio::test]
@@ -327,7 +327,7 @@ async fn a_socket_of_another_process_is_not_spoken_to() {
             pid: Pid(1),
             ..own_process()
         },
-        // Another process that had its number before.
+        // An earlier process with the same number.
         PeerProcess {
             started: own_process().started - 1,
             ..own_process()
@@ -342,7 +342,7 @@ async fn a_socket_of_another_process_is_not_spoken_to() {
             said.contains(&format!("belongs to process {own}")),
             "{said}"
         );
-        // It introduces itself to nobody.
+        // The guest must not be introduced to this host.
         let mut pipe = Pipe::accept(&listener).await;
         assert_eq!(soon(pipe.hear()).await, None);
         assert!(agent.peer().borrow().is_none());
@@ -361,14 +361,14 @@ async fn an_agent_of_another_version_is_told_apart_from_none() {
     let stuffed = [&[0, 2, 1, 2, 1, 5][..], &frame[4..], &[0]].concat();
     pipe.stream.write_all(&stuffed).await.unwrap();
     let mut not_heard = agent.not_heard();
-    // What is waited for must not stay borrowed: the link would wait for it.
+    // Do not keep the borrow, because the link would block on it.
     let said = {
         let why = soon(not_heard.wait_for(Option::is_some)).await.unwrap();
         why.as_ref().unwrap().to_string()
     };
     assert!(said.contains("speaks version 1 of the protocol"), "{said}");
     assert!(agent.peer().borrow().is_none());
-    // It was updated.
+    // The agent was updated.
     pipe.say(&Message::Hello(hello(1, 42))).await;
     present(&agent, true).await;
     assert_eq!(*agent.not_heard().borrow(), None);

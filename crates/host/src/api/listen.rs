@@ -1,5 +1,4 @@
-//! Where the API listens: a Unix socket made for its owner only and, when configured, TCP for
-//! those who show a token.
+//! The API's listeners: a Unix socket for its owner and, if configured, TCP with a token.
 
 use std::fs;
 use std::io;
@@ -10,44 +9,44 @@ use std::path::{Path, PathBuf};
 use demeter_http::{BindError, SocketFile};
 use tokio::net::{TcpListener, UnixListener};
 
-/// The least that a token must have, bytes: nobody guesses it.
+/// Minimum length of a token in bytes, so that it cannot be guessed.
 const TOKEN_BYTES_MIN: usize = 16;
 
-/// Why the API cannot be offered.
+/// Reason why the API cannot listen.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// The Unix socket cannot be made.
+    /// The Unix socket cannot be created.
     #[error(transparent)]
     Bind(#[from] BindError),
-    /// The address cannot be used.
+    /// The TCP address cannot be used.
     #[error("cannot listen on {address}: {source}; set another address")]
     Listen {
         /// The address.
         address: SocketAddr,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The token cannot be read.
+    /// The token file cannot be read.
     #[error("cannot read token_file {path}: {source}")]
     Token {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The token protects nothing.
+    /// The token is not secret or too short.
     #[error("token_file {path} {what}; {hint}")]
     WeakToken {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The token's fault.
         what: &'static str,
-        /// What to do about it.
+        /// How to fix it.
         hint: &'static str,
     },
 }
 
-/// Makes the Unix socket, for the owner of this process only.
+/// Creates the Unix socket, accessible to this process's user only.
 pub fn unix(path: &Path) -> Result<(UnixListener, SocketFile), ListenError> {
     let (listener, file) = demeter_http::bind(path)?;
     let path = path.into();
@@ -63,12 +62,12 @@ pub async fn tcp(address: SocketAddr) -> Result<TcpListener, ListenError> {
         .map_err(|source| ListenError::Listen { address, source })
 }
 
-/// The secret that whoever comes over TCP has to show. Never printed.
+/// The secret that TCP clients must send. It is never printed.
 #[derive(Clone)]
 pub struct Token(String);
 
 impl Token {
-    /// Reads it from a file that only its owner may read.
+    /// Reads the token from a file that only its owner may read.
     pub fn load(path: &Path) -> Result<Self, ListenError> {
         let read_error = |source| ListenError::Token {
             path: path.into(),
@@ -94,8 +93,8 @@ impl Token {
         Ok(Self(token.into()))
     }
 
-    /// Whether `shown` is it. Takes as long for any text of the same length, so that nobody learns
-    /// it character by character.
+    /// Whether `shown` is the token. Compares in constant time, so that timing does not reveal
+    /// characters.
     pub fn matches(&self, shown: &str) -> bool {
         let (own, shown) = (self.0.as_bytes(), shown.as_bytes());
         let differ = own.iter().zip(shown).fold(0, |sum, (a, b)| sum | (a ^ b));

@@ -1,16 +1,17 @@
-//! HTTP for people and programs.
+//! The controller's HTTP API.
 //!
 //! - `GET /v1/vms`: the [`HostView`] as JSON.
-//! - `PUT /v1/vms/{name}/tiers`: [`Tiers`]; what a VM shall have from now on.
-//! - `POST /v1/vms/{name}/forgive`: speaks with a VM again that was caught lying.
-//! - `PUT /v1/policy`: [`PolicyChoice`]; how memory is divided from now on.
-//! - `GET /v1/config`: the configuration as it was read last, as JSON.
-//! - `POST /v1/reload`: takes over what the configuration's file says now; the keys that changed.
+//! - `PUT /v1/vms/{name}/tiers`: [`Tiers`]; sets a VM's desired size.
+//! - `POST /v1/vms/{name}/forgive`: lifts the hostile mark of a VM.
+//! - `PUT /v1/policy`: [`PolicyChoice`]; sets the policy that divides memory.
+//! - `GET /v1/config`: the configuration in use, as JSON.
+//! - `POST /v1/reload`: reads the configuration's file again; answers the keys that changed.
 //! - `GET /v1/events?after=N`: the last events with numbers above N, oldest first.
 //! - `GET /metrics`: for Prometheus.
 //!
-//! What is refused is answered with [`Problem`], its status says whose fault it is. On the Unix
-//! socket file permissions say who may; over TCP everybody shows `Authorization: Bearer TOKEN`.
+//! A refused request is answered with a [`Problem`], and the status says whose fault it is. File
+//! permissions control access to the Unix socket. TCP clients must send `Authorization: Bearer
+//! TOKEN`.
 
 mod listen;
 
@@ -38,10 +39,10 @@ use crate::config::{Config, KeyChange};
 use crate::metrics;
 use crate::view::{EventLog, HostView};
 
-/// The longest request body: all of ours take less than a hundred bytes.
+/// Maximum length of a request body; valid ones have less than a hundred bytes.
 const BODY_BYTES_MAX: usize = 4096;
 
-/// What a VM shall have; a tier that is left out stays as it is.
+/// Desired size of a VM; an omitted tier stays unchanged.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tiers {
@@ -53,78 +54,78 @@ pub struct Tiers {
     pub slow_mib: Option<u64>,
 }
 
-/// Chooses a policy.
+/// Body of a request that chooses a policy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PolicyChoice {
-    /// Which.
+    /// The policy.
     pub policy: Policy,
 }
 
-/// Why a request is not carried out.
+/// Error body of a refused request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Problem {
     /// One line for people.
     pub error: String,
 }
 
-/// What somebody wants of the controller.
+/// A change that a client requests of the controller.
 #[derive(Debug)]
 pub enum Change {
-    /// A marked VM is to be spoken with again.
+    /// Lift the hostile mark of a VM.
     Forgive {
-        /// Which.
+        /// The VM.
         vm: VmName,
-        /// For the answer.
+        /// Channel for the answer.
         answer: oneshot::Sender<Result<(), ChangeError>>,
     },
     /// Read the configuration's file again.
     Reload {
-        /// For the answer: which keys changed.
+        /// Channel for the answer: the keys that changed.
         answer: oneshot::Sender<Result<Vec<KeyChange>, ChangeError>>,
     },
-    /// Another size for a VM.
+    /// Set a VM's desired size.
     SetTiers {
-        /// Which.
+        /// The VM.
         vm: VmName,
-        /// What it shall have, where that changes.
+        /// Sizes of the tiers that change.
         tiers: PerTier<Option<ByteCount>>,
-        /// For the answer.
+        /// Channel for the answer.
         answer: oneshot::Sender<Result<(), ChangeError>>,
     },
-    /// Another policy.
+    /// Choose another policy.
     SetPolicy {
-        /// Which.
+        /// The policy.
         policy: Policy,
-        /// For the answer.
+        /// Channel for the answer.
         answer: oneshot::Sender<Result<(), ChangeError>>,
     },
 }
 
-/// Why the controller does not do as told.
+/// Reason why the controller refuses a change.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ChangeError {
     /// There is no such VM.
     #[error("there is no VM {0} in the configuration")]
     NoVm(VmName),
-    /// It would break a promise.
+    /// The change violates a limit or the pool.
     #[error("{0}")]
     Conflict(String),
-    /// It could not be written down.
+    /// The change could not be saved.
     #[error("{0}")]
     State(String),
 }
 
-/// What the API needs of the host; cheap to clone.
+/// The API's access to the controller; cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Handle {
     /// The latest snapshot.
     pub view: watch::Receiver<Arc<HostView>>,
-    /// The configuration as it was read last.
+    /// The configuration in use.
     pub config: watch::Receiver<Arc<Config>>,
-    /// What happened.
+    /// Recent events.
     pub log: EventLog,
-    /// To the controller.
+    /// Channel to the controller.
     pub changes: mpsc::Sender<Change>,
 }
 
@@ -133,7 +134,7 @@ pub async fn serve_unix(listener: UnixListener, handle: Handle) -> Infallible {
     demeter_http::serve(listener, router(handle), Limits::default()).await
 }
 
-/// Serves the API over TCP, to those with the token, until cancelled.
+/// Serves the API over TCP to clients with the token, until cancelled.
 pub async fn serve_tcp(listener: TcpListener, handle: Handle, token: Token) -> Infallible {
     let guarded = router(handle).layer(middleware::from_fn_with_state(Arc::new(token), authorize));
     demeter_http::serve(listener, guarded, Limits::default()).await
@@ -159,7 +160,7 @@ async fn authorize(State(token): State<Arc<Token>>, request: Request, next: Next
     if shown.is_some_and(|shown| token.matches(shown)) {
         return next.run(request).await;
     }
-    let error = "show the token of token_file: Authorization: Bearer TOKEN";
+    let error = "send the token of token_file: Authorization: Bearer TOKEN";
     problem(StatusCode::UNAUTHORIZED, error)
 }
 
@@ -198,7 +199,7 @@ async fn set_tiers(
         let error = "name fast_mib, slow_mib or both";
         return problem(StatusCode::BAD_REQUEST, error);
     }
-    // Saturates: whatever is that large, no pool has.
+    // Saturation is safe: no pool has that much memory.
     let bytes = |mib: Option<u64>| mib.map(|mib| ByteCount(mib.saturating_mul(MIB)));
     match name.parse() {
         Ok(vm) => {
@@ -248,7 +249,7 @@ async fn reload(State(handle): State<Handle>) -> Response {
     }
 }
 
-/// Asks for a change and answers as the controller does.
+/// Sends a change and answers with the controller's result.
 async fn change(
     handle: &Handle,
     make: impl FnOnce(oneshot::Sender<Result<(), ChangeError>>) -> Change,
@@ -261,7 +262,7 @@ async fn change(
     said(answer)
 }
 
-/// The controller's answer; `None` where it gave none.
+/// The response to the controller's answer; `None` if it gave none.
 fn said(answer: Option<Result<(), ChangeError>>) -> Response {
     match answer {
         Some(Ok(())) => StatusCode::NO_CONTENT.into_response(),

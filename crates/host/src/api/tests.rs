@@ -1,4 +1,4 @@
-//! The API as a client sees it, over real sockets, before a controller that is a script.
+//! Tests of the API over real sockets, with a scripted controller.
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};

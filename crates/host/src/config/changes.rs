@@ -1,4 +1,4 @@
-//! Differences between two configurations, key by key, for a person.
+//! Differences between two configurations, key by key, for people.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::Config;
 
-/// Keys that a controller reads when it starts.
+/// Keys that take effect at the start only.
 const AT_START: [&str; 7] = [
     "socket",
     "listen",
@@ -18,16 +18,16 @@ const AT_START: [&str; 7] = [
     "discover",
 ];
 
-/// A key that has another value.
+/// A key with a changed value.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeyChange {
-    /// As in the file: `vm.db.fast.size_mib`.
+    /// The key's path: `vm.db.fast.size_mib`.
     pub key: String,
-    /// The old value; `None` without one.
+    /// The old value, if any.
     pub from: Option<String>,
-    /// The new value; `None` without one.
+    /// The new value, if any.
     pub to: Option<String>,
-    /// Whether that counts from the next start on only.
+    /// Whether the change takes effect at the next start only.
     pub at_start: bool,
 }
 
@@ -49,7 +49,7 @@ impl Config {
     /// The keys whose values differ in `new`, in order.
     pub fn changes(&self, new: &Self) -> Vec<KeyChange> {
         let mut changes = vec![];
-        // Both are plain data, which JSON has.
+        // Both are plain data, so serialization cannot fail.
         let values = (serde_json::to_value(self), serde_json::to_value(new));
         if let (Ok(old), Ok(new)) = values {
             compare("", &old, &new, &mut changes);

@@ -1,24 +1,24 @@
-//! What a VM may be given.
+//! Limits of a VM's size.
 
 use demeter_policy::{ByteCount, PerTier, Tier, TierBytes};
 
 use super::Refusal;
 use crate::VmName;
 
-/// Guarantee, limit and allowance of a VM.
+/// Guarantee, limit and out-of-memory allowance of a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// The least.
+    /// Minimum size.
     pub guarantee: TierBytes,
-    /// The most.
+    /// Maximum size.
     pub limit: TierBytes,
-    /// What its driver may give back to the guest by itself when that runs out of memory. Slow
-    /// memory; part of what the VM is wished to have. At most its guarantee of slow memory.
+    /// Out-of-memory allowance: slow memory that the driver may give back by itself. Part of the
+    /// desired size; at most the slow guarantee.
     pub oom: ByteCount,
 }
 
 impl Limits {
-    /// Whether a wish keeps within.
+    /// Checks a wish against guarantee and limit.
     pub(super) fn check(&self, vm: &VmName, wish: TierBytes) -> Result<(), Refusal> {
         for tier in Tier::ALL {
             let (wished, least, most) = (
@@ -46,7 +46,7 @@ impl Limits {
         Ok(())
     }
 
-    /// The nearest wish that keeps within.
+    /// The nearest allowed wish.
     pub(super) fn clamp(&self, wish: TierBytes) -> TierBytes {
         PerTier::from_fn(|tier| {
             (*wish.get(tier))
@@ -55,7 +55,7 @@ impl Limits {
         })
     }
 
-    /// The same for a VM that has no more than `most`.
+    /// These limits for a VM that has no more than `most`.
     pub(super) fn within(&self, most: TierBytes) -> Self {
         let limit = PerTier::from_fn(|tier| {
             let limit = *self.limit.get(tier).min(most.get(tier));
@@ -64,7 +64,7 @@ impl Limits {
         Self { limit, ..*self }
     }
 
-    /// The allowance, as a part of what a tier's wish is made of.
+    /// The out-of-memory allowance in a tier.
     pub(super) fn oom_of(&self, tier: Tier) -> u64 {
         match tier {
             Tier::Fast => 0,

@@ -1,4 +1,4 @@
-//! What happened, for a person and for tests.
+//! Log entries of the controller, for people and tests.
 
 use std::fmt;
 
@@ -7,14 +7,14 @@ use demeter_policy::{ByteCount, Tier, TierBytes};
 use super::{Millis, Order};
 use crate::VmName;
 
-/// Something that happened.
+/// A log entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogEntry {
-    /// When.
+    /// Time of the event.
     pub at: Millis,
-    /// To which VM; `None` where it is not about one.
+    /// The VM, unless the event is about none.
     pub vm: Option<VmName>,
-    /// What.
+    /// The event.
     pub what: What,
 }
 
@@ -32,66 +32,66 @@ impl LogEntry {
     }
 }
 
-/// What may happen.
+/// An event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum What {
     /// A wish was accepted.
     Desired(TierBytes),
     /// A command was sent.
     Sent(Order),
-    /// The VM owns what it was told to, or as near as its provisioner gets.
+    /// The VM owns its target, or as much of it as its provisioner can reach.
     Reached {
-        /// Of which tier.
+        /// The tier.
         tier: Tier,
-        /// So much.
+        /// Owned memory.
         owned: ByteCount,
     },
-    /// The VM does not own what it was told to; it is tried again.
+    /// The VM does not own its target; the controller retries.
     Short {
-        /// Of which tier.
+        /// The tier.
         tier: Tier,
-        /// So much.
+        /// Owned memory.
         owned: ByteCount,
-        /// It was to be so much.
+        /// The target.
         target: ByteCount,
-        /// Why it is not.
+        /// The cause.
         reason: String,
     },
-    /// A command failed; it is tried again.
+    /// A command failed; the controller retries.
     Failed(String),
     /// No observation came in time; the VM is asked again.
     Overdue,
-    /// The VM can be spoken to.
+    /// The VM can be managed.
     Here,
-    /// It cannot any more.
+    /// The VM can no longer be managed.
     Lost,
-    /// Its hypervisor has ended.
+    /// The hypervisor has exited.
     Gone,
-    /// Somebody lifted the mark.
+    /// An operator lifted the hostile mark.
     Forgiven,
     /// The guest was reset.
     Reset,
-    /// It claims what cannot be true, and is left alone.
+    /// The guest sent false data and is left alone.
     Hostile(String),
-    /// VMs may hold more of a tier than its pool has: some have not given back yet what they were
-    /// started with. No VM grows meanwhile.
+    /// VMs may hold more of a tier than its pool has, because some have not returned their boot
+    /// memory. No VM grows meanwhile.
     Above {
-        /// Which tier.
+        /// The tier.
         tier: Tier,
         /// The most that they may hold.
         held: ByteCount,
         /// The size of the pool.
         pool: ByteCount,
     },
-    /// They do no more.
+    /// VMs hold no more of this tier than its pool has.
     Within(Tier),
     /// More is committed than a pool holds.
     OverPool {
-        /// Which pool.
+        /// The tier.
         tier: Tier,
-        /// What is committed.
+        /// Committed memory.
         committed: ByteCount,
-        /// What it holds.
+        /// Size of the pool.
         pool: ByteCount,
     },
 }
@@ -100,10 +100,14 @@ impl fmt::Display for What {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Desired(wish) => {
-                write!(f, "shall have {} fast, {} slow", wish.fast, wish.slow)
+                write!(
+                    f,
+                    "desired size is now {} fast, {} slow",
+                    wish.fast, wish.slow
+                )
             }
             Self::Sent(Order::Ask) => f.write_str("asked what it owns"),
-            Self::Sent(Order::Set { tier, target }) => write!(f, "told to own {target} {tier}"),
+            Self::Sent(Order::Set { tier, target }) => write!(f, "asked to own {target} {tier}"),
             Self::Reached { tier, owned } => write!(f, "owns {owned} {tier}"),
             Self::Short {
                 tier,

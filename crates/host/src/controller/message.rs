@@ -1,149 +1,150 @@
-//! What the controller is told, and what it tells.
+//! Inputs and outputs of the controller: observations, commands and refusals.
 
 use demeter_policy::{ByteCount, Tier, TierBytes};
 
 use crate::VmName;
 
-/// Milliseconds on a clock that does not jump; the caller's.
+/// Milliseconds on the caller's monotonic clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Millis(pub u64);
 
-/// Tells a command from all others of this controller.
+/// Id of a command, unique within one controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
-/// What a VM's task shall do; it has [`PATIENCE`](super::PATIENCE) for it.
+/// A command for a VM's task, to be finished within [`PATIENCE`](super::PATIENCE).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VmCommand {
-    /// Whose task.
+    /// The VM.
     pub vm: VmName,
-    /// Comes back in the observation.
+    /// Id that the observation returns.
     pub ticket: Ticket,
-    /// What to do.
+    /// The work to do.
     pub order: Order,
 }
 
-/// What may be asked of a VM's provisioner.
+/// A request to a VM's provisioner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
     /// Find out what the VM owns.
     Ask,
-    /// Bring what it owns of a tier to a target.
+    /// Bring the owned memory of a tier to a target.
     Set {
-        /// Of which tier.
+        /// The tier.
         tier: Tier,
-        /// What it shall own.
+        /// The memory that the VM should own.
         target: ByteCount,
     },
 }
 
-/// What a VM's task has to tell.
+/// A report of a VM's task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Observation {
-    /// Its hypervisor answers. The VM may have all its memory now.
+    /// The hypervisor answers. The VM may hold all its memory now.
     Seen {
         /// All memory of the VM, by tier.
         most: TierBytes,
     },
-    /// The VM can be spoken to.
+    /// The VM can be managed.
     Here,
-    /// It cannot any more; it may still run.
+    /// The VM can no longer be managed; it may still run.
     Lost,
-    /// Its hypervisor has ended.
+    /// The hypervisor has exited.
     Gone,
     /// The guest was reset: its balloon is empty.
     Reset,
-    /// What it owns may have changed by itself.
+    /// The VM's owned memory may have changed by itself.
     OwnedChanged,
     /// The answer to [`Order::Ask`].
     Owned {
-        /// The command's.
+        /// The command's ticket.
         ticket: Ticket,
-        /// Verified.
+        /// Verified owned memory.
         owned: TierBytes,
     },
     /// The answer to [`Order::Set`].
     Moved {
-        /// The command's.
+        /// The command's ticket.
         ticket: Ticket,
-        /// What it owns of the tier now; verified.
+        /// Verified owned memory of the tier.
         owned: ByteCount,
-        /// Why that is not the target, if the provisioner could do better another time.
+        /// Reason why that is not the target, if a retry may get closer.
         reason: Option<String>,
     },
-    /// A command failed, and what the VM owns is not known.
+    /// A command failed, and the VM's owned memory is unknown.
     Failed {
-        /// The command's.
+        /// The command's ticket.
         ticket: Ticket,
-        /// Why.
+        /// The cause.
         reason: String,
     },
-    /// A command came further, and is to be asked for again at once; what the VM owns is not known yet.
+    /// A command made progress and must be repeated at once. The VM's owned memory is still
+    /// unknown.
     Unfinished {
-        /// The command's.
+        /// The command's ticket.
         ticket: Ticket,
-        /// Why it took so long.
+        /// Reason for the delay.
         reason: String,
     },
-    /// It claims what cannot be true.
+    /// The guest sent data that cannot be true.
     Hostile {
-        /// What.
+        /// The false claim.
         reason: String,
     },
 }
 
-/// Why a wish is refused.
+/// Reason why a wish is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// Nobody has that name.
+    /// There is no VM of that name.
     #[error("there is no VM '{0}'")]
     Unknown(VmName),
-    /// Somebody has it already.
+    /// There is already a VM of that name.
     #[error("there are two VMs '{0}'")]
     Twice(VmName),
-    /// More than all wishes together may be.
+    /// The sum of all wishes exceeds the pool.
     #[error(
         "{wished} of {tier} memory for all VMs together is more than the pool's {pool}; \
          lower another VM first"
     )]
     BeyondPool {
-        /// Which pool.
+        /// The pool's tier.
         tier: Tier,
         /// The sum of wishes.
         wished: ByteCount,
         /// The pool's size.
         pool: ByteCount,
     },
-    /// Less than was committed.
+    /// The wish is below the VM's guarantee.
     #[error("{wished} of {tier} memory for {vm} is under its guarantee of {guarantee}")]
     UnderGuarantee {
-        /// For whom.
+        /// The VM.
         vm: VmName,
-        /// Of which tier.
+        /// The tier.
         tier: Tier,
         /// The wish.
         wished: ByteCount,
         /// The guarantee.
         guarantee: ByteCount,
     },
-    /// More than it may have.
+    /// The wish is above the VM's limit.
     #[error("{wished} of {tier} memory for {vm} is over its limit of {limit}")]
     OverLimit {
-        /// For whom.
+        /// The VM.
         vm: VmName,
-        /// Of which tier.
+        /// The tier.
         tier: Tier,
         /// The wish.
         wished: ByteCount,
         /// The limit.
         limit: ByteCount,
     },
-    /// The VM was caught lying.
+    /// The VM is marked as hostile.
     #[error("{vm} is left alone until it is started anew, because {reason}")]
     Hostile {
-        /// Who.
+        /// The VM.
         vm: VmName,
-        /// What it did.
+        /// The reason for the mark.
         reason: String,
     },
 }

@@ -1,45 +1,50 @@
-//! Decides what is asked of which VM and when, and keeps what is committed within the pools.
+//! The controller: decides which VM grows or shrinks, and when, within the pools.
 //!
 //! # Problem
-//! VMs shall come to own what is wished, while guests refuse, stall, crash, restart and lie,
-//! commands and observations get lost, and the controller itself may be killed at any point. At no
-//! instant may more of a tier be committed than its pool holds.
+//! VMs should own what is desired. But guests refuse, stall, crash, restart and lie; commands and
+//! observations get lost; the controller itself may be killed at any point. At no instant may more
+//! of a tier be committed than its pool holds.
 //!
 //! # Terms
-//! - *desired*: what a VM shall have of a tier, with what its driver may give back to the guest by
-//!   itself when that runs out of memory (the out-of-memory allowance, slow memory only).
-//! - *owned*: what it has, as its provisioner verified last; unknown after every disturbance.
-//! - *committed*: what it may have at most, and what is taken off the pool for it.
+//! - *desired*: memory of a tier that a VM should have. It includes the out-of-memory allowance:
+//!   slow memory that the driver may give back to the guest by itself.
+//! - *owned*: memory that the VM has, as its provisioner verified last; unknown after a
+//!   disturbance.
+//! - *committed*: upper bound of what the VM may have; it is taken from the pool.
 //!
 //! # Approach
-//! Level-triggered: [`Controller::observe`] only corrects the view, [`Controller::step`] compares
-//! it with what is desired and sends what brings them nearer, at most one command to a VM at a
-//! time. Counted is raised *before* a VM is told to grow, as far as the pool has room, and lowered
-//! *after* it was verified to have shrunk: so shrinking comes before growing, across all VMs,
-//! without any plan. A command carries a ticket; observations on any other than the current one are
-//! stale and change nothing. After a failure the VM is asked what it owns before anything else.
+//! The controller is level-triggered. [`Controller::observe`] only corrects its view.
+//! [`Controller::step`] compares the view with the desired sizes and sends at most one command to a
+//! VM at a time.
 //!
-//! Counted survives the controller ([`Store`](crate::store::Store)): it is saved before commands
-//! are sent that rely on it.
+//! Committed memory is raised *before* a VM is asked to grow, as far as the pool has room. It is
+//! lowered *after* the VM was verified to have shrunk. So shrinking precedes growing, across all
+//! VMs, without a plan. Each command carries a ticket; an observation with any other ticket is
+//! stale and ignored. After a failure the VM is first asked what it owns.
 //!
-//! A VM boots with all its memory and shrinks from there. So each VM also has an upper bound of what it
-//! *may hold*. The bound is all its memory once its hypervisor is seen or the VM is reset, even if no agent
-//! speaks. It falls when the VM was verified to own less. VMs grow only by memory that no VM may hold.
+//! Committed memory survives the controller ([`Store`](crate::store::Store)): it is saved before
+//! commands that rely on it are sent.
 //!
-//! A controller that starts with pools that are smaller than what was committed before, or with more VMs,
-//! lowers wishes ([`Controller::fit`]) and shrinks VMs until all is within. A VM that is caught lying is left
-//! alone, with all that was committed to it, until its hypervisor has ended or somebody forgives it. The mark
+//! A VM boots with all its memory and shrinks from there. So each VM also has an upper bound of
+//! what it *may hold*. The bound is all its memory once its hypervisor is seen or the VM is reset,
+//! even if no agent connects. It falls when the VM was verified to own less. VMs grow only by
+//! memory that no VM may hold.
+//!
+//! A controller may start with smaller pools or more VMs than before. It then lowers wishes
+//! ([`Controller::fit`]) and shrinks VMs until everything fits. A hostile VM is left alone and
+//! keeps its committed memory until its hypervisor exits or an operator forgives it. The mark
 //! survives the controller, too.
 //!
 //! # Properties
-//! - The committed sum of a tier never exceeds its pool, whatever comes in, in any order; where it did when
-//!   the controller started, it never grows.
-//! - Memory that an honest VM owns never exceeds what it may hold, and once it was shrunk never
-//!   what is committed to it.
+//! - The committed sum of a tier never exceeds its pool, for any inputs in any order. If it
+//!   exceeded the pool when the controller started, it never grows.
+//! - An honest VM never owns more than it may hold, and once it has shrunk, never more than is
+//!   committed to it.
 //! - While VMs may hold more of a tier than its pool has, none grows in it.
-//! - A VM that fails, stalls or lies delays no other, but for memory that it does not give.
+//! - A VM that fails, stalls or lies delays no other, except for the memory that it does not
+//!   return.
 //! - Once disturbances stop, every VM comes to own what is desired.
-//! - A wish beyond a pool, under a guarantee or over a limit is refused, and changes nothing.
+//! - A wish beyond a pool, below a guarantee or above a limit is refused and changes nothing.
 
 mod limits;
 mod log;
@@ -62,25 +67,25 @@ pub use vm::{State, VmStatus};
 
 use vm::Vm;
 
-/// How long a provisioner may take for one command.
+/// Time limit of a provisioner for one command.
 pub const PATIENCE: Duration = Duration::from_secs(3);
 
-/// How much longer the controller waits for the observation.
+/// Extra time that the controller waits for the observation.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// What is to be done after a [`Controller::step`], in this order.
+/// Actions that must follow a [`Controller::step`], in this order.
 #[derive(Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub struct Step {
-    /// The accounts have changed: save them first.
+    /// Whether the accounts have changed and must be saved first.
     pub accounts_changed: bool,
-    /// Then send these.
+    /// Commands to send afterwards.
     pub commands: Vec<VmCommand>,
-    /// What has happened since the step before.
+    /// Log entries since the previous step.
     pub log: Vec<LogEntry>,
 }
 
-/// Brings VMs to what is desired. See the module's text.
+/// Brings VMs to their desired sizes; see the module's documentation.
 #[derive(Debug)]
 pub struct Controller {
     pools: TierBytes,
@@ -89,9 +94,9 @@ pub struct Controller {
     accounts_changed: bool,
     log: Vec<LogEntry>,
     violations: u64,
-    /// The most that may be committed: the pool, or more where it was so already.
+    /// The maximum committed sum: the pool, or more if more was committed at the start.
     allowed: TierBytes,
-    /// Whether VMs may hold more than there is, by the last log entry.
+    /// Whether the last log entry said that VMs may hold more than the pool.
     above: PerTier<bool>,
 }
 
@@ -110,8 +115,10 @@ impl Controller {
         }
     }
 
-    /// Takes a VM on, with what was kept of it or with `first` as its wish. The pools need not have it:
-    /// [`fit`](Self::fit) makes wishes that they have, and what is committed already counts.
+    /// Adds a VM with its stored account, or with `first` as its wish.
+    ///
+    /// The pools may be too small for it: [`fit`](Self::fit) lowers wishes, and memory committed
+    /// earlier counts.
     pub fn add(
         &mut self,
         name: VmName,
@@ -123,7 +130,7 @@ impl Controller {
             return Err(Refusal::Twice(name));
         }
         let desired = match kept {
-            // The limits may have changed since.
+            // The limits may have changed since the account was stored.
             Some(kept) => whole_pages(limits.clamp(kept.desired)),
             None => whole_pages(first),
         };
@@ -145,7 +152,7 @@ impl Controller {
         Ok(())
     }
 
-    /// From now on the pools are these. [`fit`](Self::fit) makes wishes that they have.
+    /// Changes the pools. Call [`fit`](Self::fit) afterwards.
     pub fn set_pools(&mut self, pools: TierBytes) {
         self.pools = pools;
         for tier in Tier::ALL {
@@ -153,7 +160,7 @@ impl Controller {
         }
     }
 
-    /// Makes a wish that the pools may not have yet; [`fit`](Self::fit) comes after it.
+    /// Sets a wish that may exceed the pools. Call [`fit`](Self::fit) afterwards.
     pub fn wish(&mut self, now: Millis, name: &VmName, wish: TierBytes) {
         if let Some(vm) = self.vms.get_mut(name)
             && vm.hostile().is_none()
@@ -166,7 +173,7 @@ impl Controller {
         }
     }
 
-    /// Changes what a VM may be given.
+    /// Changes the limits of a VM.
     pub fn set_limits(&mut self, name: &VmName, limits: Limits) -> Result<(), Refusal> {
         let vm = self.vms.get_mut(name);
         let vm = vm.ok_or_else(|| Refusal::Unknown(name.clone()))?;
@@ -175,8 +182,9 @@ impl Controller {
         Ok(())
     }
 
-    /// Lowers wishes until the pools have them all. Each goes the same share of the way to its configured
-    /// size (`first`), and where that is not enough, to its guarantee.
+    /// Lowers wishes until they fit into the pools. Wishes above their configured size (`first`)
+    /// are lowered in proportion to their excess, and if that is not enough, wishes above their
+    /// guarantee.
     pub fn fit(&mut self, now: Millis, first: impl Fn(&VmName) -> TierBytes) {
         let first: BTreeMap<VmName, TierBytes> = self
             .vms
@@ -189,7 +197,7 @@ impl Controller {
         }
     }
 
-    /// Lowers wishes of a tier that are above their floor, each by the same share of what it is above.
+    /// Lowers the wishes of a tier that exceed their floor, in proportion to their excess.
     fn lower(&mut self, now: Millis, tier: Tier, floor: impl Fn(&VmName, &Vm) -> u64) {
         let wished: u128 = self
             .vms
@@ -198,7 +206,7 @@ impl Controller {
             .sum();
         let over = wished.saturating_sub(self.pools.get(tier).0.into());
         let above = |name: &VmName, vm: &Vm| match vm.hostile() {
-            // Its account stays as it is.
+            // A hostile VM's account must not change.
             Some(_) => 0,
             None => {
                 let least = floor(name, vm).max(vm.limits().guarantee.get(tier).0);
@@ -219,7 +227,7 @@ impl Controller {
             if cut > 0 {
                 let mut wish = vm.account().desired;
                 let of_tier = wish.get_mut(tier);
-                // No larger than the wish.
+                // The cut never exceeds the wish.
                 of_tier.0 -= u64::try_from(cut).unwrap_or(of_tier.0).min(of_tier.0);
                 vm.desire(wish);
                 self.accounts_changed = true;
@@ -228,19 +236,19 @@ impl Controller {
         }
     }
 
-    /// Forgets a VM whose hypervisor has ended and will not come back: what was committed to it is free.
+    /// Removes a VM whose hypervisor has exited for good and frees its committed memory.
     pub fn remove(&mut self, name: &VmName) {
         self.accounts_changed |= self.vms.remove(name).is_some();
     }
 
-    /// Leaves a VM alone, as a controller before this one had decided when it ended.
+    /// Marks a VM as hostile, as an earlier controller did.
     pub fn mark(&mut self, name: &VmName, reason: String) {
         if let Some(vm) = self.vms.get_mut(name) {
             vm.mark(reason);
         }
     }
 
-    /// Speaks with a VM again that was caught lying. Says whether it was; refused if there is none.
+    /// Lifts a VM's hostile mark. Returns whether it had one; refused for an unknown VM.
     pub fn forgive(&mut self, now: Millis, name: &VmName) -> Result<bool, Refusal> {
         let vm = self.vms.get_mut(name);
         let vm = vm.ok_or_else(|| Refusal::Unknown(name.clone()))?;
@@ -252,7 +260,7 @@ impl Controller {
         Ok(was_marked)
     }
 
-    /// Changes what VMs shall have: all of `wishes`, or none of them.
+    /// Changes the desired sizes: all of `wishes`, or none of them.
     pub fn desire(&mut self, now: Millis, wishes: &[(VmName, TierBytes)]) -> Result<(), Refusal> {
         let mut desired: BTreeMap<&VmName, TierBytes> = BTreeMap::new();
         for (name, wish) in wishes {
@@ -279,13 +287,13 @@ impl Controller {
                 u128::from(wish.unwrap_or_else(|| vm.wished(tier)))
             });
             let wished: u128 = wished.sum();
-            // Where it is too much already, less is welcome.
+            // A lower sum is always accepted, even if it still exceeds the pool.
             if wished > before {
                 self.check_pool(tier, wished)?;
             }
         }
         for (name, wish) in desired {
-            // Found above.
+            // The VM exists: it was looked up above.
             if let Some(vm) = self.vms.get_mut(name)
                 && vm.desire(wish)
             {
@@ -296,7 +304,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Takes in what a VM's task tells. Observations of VMs that are not here change nothing.
+    /// Takes an observation of a VM's task. Observations of unknown VMs change nothing.
     pub fn observe(&mut self, now: Millis, name: &VmName, observation: Observation) {
         let Some(vm) = self.vms.get_mut(name) else {
             return;
@@ -308,7 +316,7 @@ impl Controller {
         self.accounts_changed |= before != (*vm.account(), vm.hostile().is_some());
     }
 
-    /// Finds out what is to be done now.
+    /// Returns the commands that are due now.
     pub fn step(&mut self, now: Millis) -> Step {
         for (name, vm) in &mut self.vms {
             if let Some(what) = vm.give_up_on_overdue(now) {
@@ -343,7 +351,7 @@ impl Controller {
         }
     }
 
-    /// When the next [`step`](Self::step) is due if nothing is observed or desired before.
+    /// The time of the next [`step`](Self::step) if nothing is observed or desired before.
     pub fn wake_at(&self) -> Option<Millis> {
         self.vms.values().filter_map(Vm::wake_at).min()
     }
@@ -353,35 +361,36 @@ impl Controller {
         *self.pools.get(tier)
     }
 
-    /// What is committed from a pool.
+    /// Memory committed from a pool.
     pub fn committed(&self, tier: Tier) -> ByteCount {
         let committed = self.vms.values().map(|vm| vm.committed(tier));
         ByteCount(committed.fold(0, u64::saturating_add))
     }
 
-    /// The most that VMs may hold of a tier, whatever was committed to them.
+    /// Upper bound of a tier's memory that VMs hold, committed or not.
     pub fn may_hold(&self, tier: Tier) -> ByteCount {
         let held = self.vms.values().map(|vm| vm.may_hold(tier));
         ByteCount(held.fold(0, u64::saturating_add))
     }
 
-    /// Steps after which more was committed than a pool holds. Zero, or this controller is wrong.
+    /// Number of steps after which more was committed than a pool holds. Must be 0; anything else
+    /// is a bug.
     pub fn violations(&self) -> u64 {
         self.violations
     }
 
-    /// Every VM as it stands.
+    /// The state of every VM.
     pub fn vms(&self) -> impl Iterator<Item = (&VmName, VmStatus)> {
         self.vms.iter().map(|(name, vm)| (name, vm.status()))
     }
 
-    /// What is to be kept of every VM.
+    /// Accounts of all VMs, to be stored.
     pub fn accounts(&self) -> BTreeMap<VmName, Account> {
         let account = |(name, vm): (&VmName, &Vm)| (name.clone(), *vm.account());
         self.vms.iter().map(account).collect()
     }
 
-    /// Who is left alone, and why.
+    /// Hostile VMs, with the reason for each mark.
     pub fn marks(&self) -> BTreeMap<VmName, String> {
         let mark = |(name, vm): (&VmName, &Vm)| Some((name.clone(), vm.hostile()?.to_owned()));
         self.vms.iter().filter_map(mark).collect()
@@ -399,7 +408,7 @@ impl Controller {
         })
     }
 
-    /// Tells when VMs begin, and when they cease, to hold more than there is.
+    /// Logs when the memory that VMs may hold rises above the pool or falls below it.
     fn tell_excess(&mut self, now: Millis) {
         for tier in Tier::ALL {
             let (held, pool) = (self.may_hold(tier), self.pool(tier));
@@ -413,8 +422,8 @@ impl Controller {
         }
     }
 
-    /// More than the pool, committed by a controller before this one, is no fault of this one, as long as it only
-    /// gets less.
+    /// Counts violations. An excess that an earlier controller committed is allowed as long as it
+    /// only shrinks.
     fn check_invariant(&mut self, now: Millis) {
         for tier in Tier::ALL {
             let (committed, pool) = (self.committed(tier), self.pool(tier));

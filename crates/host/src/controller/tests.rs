@@ -27,7 +27,7 @@ fn limits() -> Limits {
     }
 }
 
-/// A controller of 1000 MiB in each tier with VMs that were wished `fast` of fast memory.
+/// A controller of 1000 MiB in each tier, with VMs that desire this much fast memory.
 fn controller(vms: &[(&str, u64)]) -> Controller {
     let mut controller = Controller::new(both(1000, 1000));
     for (vm, fast) in vms {
@@ -43,8 +43,8 @@ fn after(ms: u64) -> Millis {
     Millis(NOW.0 + ms)
 }
 
-/// Answers what a VM that owns this much is asked, until it is told to own something else, or
-/// nothing more.
+/// Answers commands for a VM that owns this much. Returns the first order to own another size, if
+/// any.
 fn settle(c: &mut Controller, now: Millis, vm: &str, owned: TierBytes) -> Option<VmCommand> {
     for _ in 0..4 {
         let mut commands = sent(c, now).into_iter();
@@ -64,7 +64,7 @@ fn settle(c: &mut Controller, now: Millis, vm: &str, owned: TierBytes) -> Option
     panic!("{vm} is asked again and again");
 }
 
-/// The VM appears, and owns this much.
+/// The VM appears and owns this much.
 fn here(c: &mut Controller, vm: &str, owned: TierBytes) -> Option<VmCommand> {
     c.observe(NOW, &name(vm), Observation::Here);
     settle(c, NOW, vm, owned)
@@ -98,7 +98,7 @@ fn one_shrinks_before_another_grows() {
         owned: bytes(owned),
         reason: reason.map(str::to_owned),
     };
-    // Half of it is there: half of it can go to the other one at once.
+    // Half has been returned, so half can go to the other VM at once.
     c.observe(NOW, &name("a"), moved(400, Some("busy")));
     let commands = sent(&mut c, NOW);
     assert_eq!(commands.len(), 1, "{commands:?}");
@@ -107,7 +107,7 @@ fn one_shrinks_before_another_grows() {
         ("b", set(Tier::Fast, 600))
     );
     assert_eq!(c.committed(Tier::Fast), bytes(1000));
-    // Said once more, it changes nothing.
+    // A repeated observation changes nothing.
     c.observe(NOW, &name("a"), moved(0, None));
     assert_eq!(c.committed(Tier::Fast), bytes(1000));
 }
@@ -163,7 +163,7 @@ fn a_vm_that_does_not_answer_delays_no_other() {
     c.desire(NOW, &wishes).unwrap();
     let commands = sent(&mut c, NOW);
     assert_eq!(commands.len(), 2);
-    // "a" stalls, "b" does as told.
+    // "a" stalls, "b" obeys.
     let ticket = commands[1].ticket;
     let owned = bytes(600);
     let reason = None;
@@ -183,7 +183,7 @@ fn a_vm_that_does_not_answer_delays_no_other() {
     assert_eq!(step.log[0].what, What::Overdue);
     assert_eq!(step.commands.len(), 1);
     assert_eq!(step.commands[0].order, Order::Ask);
-    // What "a" was told may have happened.
+    // The command for "a" may have taken effect.
     assert_eq!(c.committed(Tier::Fast), bytes(1000));
 }
 
@@ -210,7 +210,7 @@ fn wishes_that_break_a_rule_are_refused_and_change_nothing() {
     );
     assert_eq!(refused(&mut c, &[("x", both(0, 0))]), "there is no VM 'x'");
     assert_eq!(c.accounts(), before);
-    // Together they fit.
+    // The sum of both wishes fits.
     let wishes = [(name("b"), both(900, 100)), (name("a"), both(100, 100))];
     c.desire(NOW, &wishes).unwrap();
 }
@@ -239,7 +239,7 @@ fn a_liar_is_left_alone_with_what_was_committed_for_it() {
         refused.to_string(),
         "a is left alone until it is started anew, because it claims memory of another VM"
     );
-    // Others go on; and once its hypervisor has ended, its memory is free.
+    // Other VMs continue, and its memory is free once its hypervisor has exited.
     c.desire(NOW, &[(name("b"), both(300, 100))]).unwrap();
     assert_eq!(sent(&mut c, NOW)[0].order, set(Tier::Fast, 300));
     c.observe(NOW, &name("a"), Observation::Gone);
@@ -289,7 +289,7 @@ fn what_a_vm_was_started_with_counts_until_it_is_given_back() {
     c.desire(NOW, &[(name("b"), both(400, 100))]).unwrap();
     assert_eq!(sent(&mut c, NOW), [], "nobody grows");
     assert_eq!(c.wake_at(), None, "and nobody waits for a time");
-    // A part is given back, and the other VM may grow by that.
+    // Part of it is returned, and the other VM may grow by that.
     let command = here(&mut c, "a", both(900, 100)).unwrap();
     assert_eq!(command.order, set(Tier::Fast, 100));
     let moved = |owned, why: Option<&str>| Observation::Moved {
@@ -303,10 +303,10 @@ fn what_a_vm_was_started_with_counts_until_it_is_given_back() {
         (commands[0].vm.as_str(), commands[0].order),
         ("b", set(Tier::Fast, 350))
     );
-    // "a" is reset and has all of it again. "b" may have grown already.
+    // After a reset "a" holds all its memory again, but "b" may have grown already.
     c.observe(NOW, &name("a"), Observation::Reset);
     assert_eq!(c.may_hold(Tier::Fast), bytes(1250));
-    // A mark changes nothing about that; only its end does.
+    // A mark does not change the bound; only the end of "a" does.
     let reason = "it lies".to_owned();
     c.observe(NOW, &name("a"), Observation::Hostile { reason });
     assert_eq!(c.may_hold(Tier::Fast), bytes(1250));
@@ -325,7 +325,7 @@ fn a_vm_is_given_no_more_than_its_hypervisor_gave_it() {
     assert!(c.desire(NOW, &[(name("a"), both(513, 100))]).is_err());
 }
 
-/// A controller that starts with accounts of `vms`.
+/// A controller that starts with stored accounts of `vms`.
 fn kept(pools: TierBytes, vms: &[(&str, u64)]) -> Controller {
     let mut c = Controller::new(pools);
     for (vm, fast) in vms {
@@ -344,7 +344,7 @@ fn kept(pools: TierBytes, vms: &[(&str, u64)]) -> Controller {
 fn a_pool_that_was_shrunk_is_kept_to_by_shrinking_first() {
     let mut c = kept(both(500, 1000), &[("a", 600), ("b", 400)]);
     let wishes: Vec<_> = c.vms().map(|(_, vm)| vm.desired.fast).collect();
-    // Each by five eighths of what it has above its configuration.
+    // Each wish is lowered by five eighths of its excess over its configuration.
     assert_eq!(wishes.iter().map(|wish| wish.0).sum::<u64>(), bytes(500).0);
     assert_eq!(wishes[0], ByteCount(bytes(600).0 - bytes(500).0 * 5 / 8));
     assert_eq!(c.violations(), 0);

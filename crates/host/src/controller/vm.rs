@@ -1,47 +1,47 @@
-//! One VM in the controller's view.
+//! The controller's state for one VM.
 
 use demeter_policy::{ByteCount, PerTier, Tier, TierBytes};
 
 use super::{GRACE, Limits, Millis, Observation, Order, PATIENCE, Ticket, What};
 use crate::store::Account;
 
-/// The first pause after a failure; it doubles with every further one.
+/// First retry interval after a failure; it doubles with each further failure.
 const PAUSE_MS: u64 = 250;
 
-/// The longest pause.
+/// Maximum retry interval.
 const PAUSE_MS_MAX: u64 = 32_000;
 
-/// How a VM stands.
+/// Whether a VM can be managed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
-    /// It does not run, or does not answer.
+    /// It is not running or does not answer.
     Away,
-    /// It can be spoken to.
+    /// It can be managed.
     Here,
-    /// It was caught lying, and is left alone.
+    /// It sent false data and is left alone.
     Hostile(String),
 }
 
-/// A VM for a person.
+/// A VM's state for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VmStatus {
-    /// How it stands.
+    /// Whether it can be managed.
     pub state: State,
-    /// What it may be given.
+    /// Its limits.
     pub limits: Limits,
-    /// What it shall have.
+    /// Its desired size.
     pub desired: TierBytes,
-    /// What is committed to it.
+    /// Memory committed to it.
     pub committed: TierBytes,
-    /// What it has, if that is known.
+    /// Memory that it owns, if known.
     pub owned: Option<TierBytes>,
-    /// The most that it may hold, whatever was committed to it.
+    /// The most that it may hold, including memory that is not committed.
     pub may_hold: TierBytes,
-    /// Why it does not have what it shall have, by what it said last.
+    /// Reason why it does not own the desired size, as it reported last.
     pub reason: Option<String>,
 }
 
-/// A command under way.
+/// A command in flight.
 #[derive(Debug, Clone, Copy)]
 struct Flight {
     ticket: Ticket,
@@ -49,7 +49,7 @@ struct Flight {
     deadline: Millis,
 }
 
-/// Pauses that grow with every failure.
+/// Back-off: retry intervals that grow with every failure.
 #[derive(Debug, Clone, Copy, Default)]
 struct Retry {
     failures: u32,
@@ -70,17 +70,18 @@ pub(super) struct Vm {
     limits: Limits,
     account: Account,
     state: State,
-    /// Whether it could be spoken to when it was heard of last, marked or not.
+    /// Whether the latest report said that it can be managed; also kept while it is marked.
     reachable: bool,
     owned: Option<TierBytes>,
-    /// All its memory, once its hypervisor has named it.
+    /// All its memory, once its hypervisor has reported it.
     most: Option<TierBytes>,
-    /// The most that it may hold; `None` as long as nothing was heard of it.
+    /// The most that it may hold; `None` until the first report.
     may_hold: Option<TierBytes>,
-    /// Tiers of which it cannot be given what is committed to it, because VMs hold more than there is.
+    /// Tiers in which its committed memory cannot be given yet, because VMs hold more than the
+    /// pool.
     waits: PerTier<bool>,
-    /// What it came to own when it was last told a target and did what it could. A VM that owns
-    /// its target is told once nevertheless: its provisioner is to know what it is held to.
+    /// Last target and the size reached for it. A VM that already owns its target is still sent it
+    /// once, so that its provisioner knows the bound.
     reached: PerTier<Option<(ByteCount, ByteCount)>>,
     flight: Option<Flight>,
     ask: Retry,
@@ -107,7 +108,7 @@ impl Vm {
         }
     }
 
-    /// Its limits, with no more than all its memory.
+    /// Its limits, capped by all its memory.
     pub(super) fn limits(&self) -> Limits {
         match self.most {
             Some(most) => self.limits.within(most),
@@ -115,7 +116,7 @@ impl Vm {
         }
     }
 
-    /// Changes what it may be given, and its wish to the nearest that keeps within.
+    /// Changes its limits, and moves its wish to the nearest allowed one.
     pub(super) fn set_limits(&mut self, limits: Limits) {
         self.limits = limits;
         self.account.desired = limits.clamp(self.account.desired);
@@ -136,7 +137,7 @@ impl Vm {
         self.account.committed.get(tier).0
     }
 
-    /// What the VM will count for once everything has come to rest.
+    /// Memory that the VM will count for once it has settled.
     pub(super) fn wished(&self, tier: Tier) -> u64 {
         let desired = self.account.desired.get(tier).0;
         match self.state {
@@ -152,12 +153,12 @@ impl Vm {
         }
     }
 
-    /// Leaves it alone from now on, as a controller before this one decided.
+    /// Marks it as hostile, as an earlier controller did.
     pub(super) fn mark(&mut self, reason: String) {
         self.state = State::Hostile(reason);
     }
 
-    /// Speaks with it again, if it was left alone; says whether it was.
+    /// Lifts its hostile mark. Returns whether it had one.
     pub(super) fn forgive(&mut self) -> bool {
         let was_marked = self.hostile().is_some();
         if was_marked {
@@ -182,7 +183,7 @@ impl Vm {
         }
     }
 
-    /// Takes a wish that was checked; says whether it is another one than before.
+    /// Takes a checked wish. Returns whether it has changed.
     pub(super) fn desire(&mut self, wish: TierBytes) -> bool {
         let changed = wish != self.account.desired;
         if changed {
@@ -210,7 +211,7 @@ impl Vm {
                 Some(What::Gone)
             }
             Observation::Seen { most } => {
-                // It may have been reset while nobody listened.
+                // It may have been reset while the controller was not running.
                 self.most = Some(most);
                 self.may_hold = Some(most);
                 None
@@ -285,8 +286,8 @@ impl Vm {
         Some(What::Overdue)
     }
 
-    /// The next order for the VM, if any. Memory that it takes from `room` is committed to it. It
-    /// grows by no more than `unheld`, memory that no VM may hold.
+    /// The next order for the VM, if any. Memory taken from `room` is committed to it. It grows by
+    /// at most `unheld`, which is memory that no VM may hold.
     pub(super) fn next_order(
         &mut self,
         now: Millis,
@@ -316,7 +317,7 @@ impl Vm {
                 orders.push((tier, allowed));
             }
         }
-        // Growing comes first: a VM that loses fast memory may need the slow memory for it.
+        // Grow before shrinking: a VM that loses fast memory may need slow memory for it.
         orders.sort_by_key(|(tier, target)| target < owned.get(*tier));
         let (tier, target) = *orders.first()?;
         let unheld = unheld.get_mut(tier);
@@ -324,7 +325,7 @@ impl Vm {
         Some(Order::Set { tier, target })
     }
 
-    /// Notes that an order was sent.
+    /// Records that an order was sent.
     pub(super) fn sent(&mut self, now: Millis, ticket: Ticket, order: Order) {
         if let Order::Set { tier, target } = order {
             let after = self.holds_by(tier, target);
@@ -341,7 +342,7 @@ impl Vm {
         });
     }
 
-    /// When something is due even if nothing is observed.
+    /// Time of the next action if nothing is observed before.
     pub(super) fn wake_at(&self) -> Option<Millis> {
         if let Some(flight) = self.flight {
             return Some(flight.deadline);
@@ -365,7 +366,7 @@ impl Vm {
         desired.min(*self.limits().limit.get(tier))
     }
 
-    /// Counts as much of what is desired as there is room for.
+    /// Commits as much of the desired amount as there is room for.
     fn take(&mut self, tier: Tier, room: &mut ByteCount) {
         let wish = self.wish(tier).0;
         let committed = self.account.committed.get_mut(tier);
@@ -374,7 +375,7 @@ impl Vm {
         room.0 -= taken;
     }
 
-    /// What the VM is to be told to own, if it is to be told anything.
+    /// The next target for the VM, if it needs one.
     fn next_target(&self, tier: Tier) -> Option<ByteCount> {
         let owned = *self.owned?.get(tier);
         let may_have = self.wish(tier).min(*self.account.committed.get(tier));
@@ -382,7 +383,7 @@ impl Vm {
         (*self.reached.get(tier) != Some((target, owned))).then_some(target)
     }
 
-    /// The order whose observation has come, unless the observation is stale.
+    /// The order that this ticket belongs to; `None` if the ticket is stale.
     fn landed(&mut self, ticket: Ticket) -> Option<Order> {
         let flight = self.flight.take_if(|flight| flight.ticket == ticket)?;
         Some(flight.order)
@@ -434,8 +435,8 @@ impl Vm {
         self.reason = Some(reason);
     }
 
-    /// What the VM was verified to own: what is committed beyond it is free for others, as far as
-    /// the VM is not to have it anyway.
+    /// Records verified owned memory. Committed memory beyond it becomes free for others, unless
+    /// the VM is desired to have it.
     fn verified(&mut self, tier: Tier, owned: ByteCount) {
         let before = PerTier::from_fn(|tier| ByteCount(self.may_hold(tier)));
         let held = self.holds_by(tier, owned);
@@ -455,7 +456,7 @@ impl Vm {
         }
     }
 
-    /// Nothing that was known of the VM holds any more.
+    /// Discards all knowledge of the VM's owned memory.
     fn disturbed(&mut self) {
         self.owned = None;
         self.reached = PerTier::default();

@@ -1,4 +1,4 @@
-//! A limit on a root that is files, and on a cgroup of the kernel's own where there is one.
+//! Tests of hard limits, on a fake root and on a real cgroup if available.
 
 use std::io::{BufRead, BufReader, Lines};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -12,7 +12,7 @@ use crate::controller::Ticket;
 
 const SCOPE: &str = "vms.slice/db.scope";
 
-/// A root in which this process lies in a cgroup of its own, without a limit.
+/// A fake root in which this process has its own cgroup, without a limit.
 pub(crate) struct FakeRoot(tempfile::TempDir);
 
 impl FakeRoot {
@@ -62,11 +62,11 @@ impl FakeRoot {
     pub(crate) fn break_limit(&self) {
         let path = self.scope().join("memory.max");
         fs::remove_file(&path).unwrap();
-        // A folder, but none that passes for a cgroup.
+        // A folder that does not look like a cgroup.
         std::os::unix::fs::symlink(".", path).unwrap();
     }
 
-    /// `memory.max`, MiB where it is a number.
+    /// `memory.max` in MiB if it is a number.
     pub(crate) fn limit(&self) -> String {
         let text = fs::read_to_string(self.scope().join("memory.max")).unwrap();
         parse(&text).map_or(text.trim().into(), |bytes| (bytes / MIB).to_string())
@@ -122,7 +122,7 @@ fn it_is_raised_before_memory_is_given_and_lowered_after_it_came_back() {
 
     limit.before(set_fast(64)).unwrap();
     assert_eq!(root.limit(), "202", "before it is told");
-    // It may go on by itself.
+    // The VM may still grow by itself.
     limit.after(set_fast(64), &moved(40, Some("slow"))).unwrap();
     limit.after(Order::Ask, &owned(40, 128)).unwrap();
     assert_eq!(root.limit(), "202");
@@ -145,7 +145,7 @@ fn it_kills_nobody_who_has_not_returned_memory_yet() {
     assert!(!limit.after(Order::Ask, &owned(64, 128)).unwrap());
     assert_eq!(root.limit(), "max");
     assert!(!limit.settle().unwrap());
-    // Cached files give way.
+    // File cache can be dropped.
     let stat = format!("active_file {}\ninactive_file 0\nshmem 9\n", 2 * MIB);
     root.put("memory.stat", &stat);
     assert!(limit.settle().unwrap());
@@ -161,14 +161,14 @@ fn the_operators_own_limit_is_the_most_and_comes_back_even_after_a_kill() {
     assert_eq!(root.limit(), "100");
     limit.after(Order::Ask, &owned(16, 32)).unwrap();
     assert_eq!(root.limit(), "58");
-    // As by kill -9.
+    // Like kill -9.
     std::mem::forget(limit);
     let mut limit = root.find().unwrap();
     limit.after(Order::Ask, &owned(16, 16)).unwrap();
     assert_eq!(root.limit(), "42");
     drop(limit);
     assert_eq!(root.limit(), "100");
-    // What is set from now on counts.
+    // A limit that the operator sets now is the new original.
     root.put("memory.max", "max\n");
     drop(root.find().unwrap());
     assert_eq!(root.limit(), "max");
@@ -189,7 +189,7 @@ fn a_cgroup_that_is_not_the_vms_own_is_refused() {
     root.lie_in("../vms.slice/db.scope");
     refused("outside of this cgroup namespace");
 
-    // Threads lie deeper, where there is no limit.
+    // Threads lie in deeper cgroups without limits.
     let deeper = root.scope().join("vcpu0");
     fs::create_dir(&deeper).unwrap();
     fs::write(deeper.join("cgroup.procs"), "").unwrap();
@@ -201,7 +201,7 @@ fn a_cgroup_that_is_not_the_vms_own_is_refused() {
     root.put("cgroup.procs", &format!("{}\n1\n", std::process::id()));
     refused("db.scope with 1;");
 
-    // libvirt's own, with its helpers.
+    // libvirt's own cgroup, which also contains helpers.
     let machine = "machine.slice/machine-qemu\\x2d1\\x2ddb.scope";
     let folder = root.path().join("sys/fs/cgroup").join(machine);
     fs::create_dir_all(folder.join("libvirt/emulator")).unwrap();
@@ -225,10 +225,10 @@ fn a_limit_that_cannot_be_written_is_refused() {
     );
 }
 
-/// In a process's environment: it takes memory as it is told.
+/// Environment variable of a child process that allocates memory on command.
 const TAKES: &str = "DEMETER_TAKES_MEMORY";
 
-/// A process of ours in a cgroup of the kernel's own, both of which end with this.
+/// A child process in a real cgroup; both end when this is dropped.
 struct Limited {
     cgroup: PathBuf,
     child: Child,
@@ -236,7 +236,7 @@ struct Limited {
 }
 
 impl Limited {
-    /// Nothing where this machine has no cgroup v2 with memory limits, or we have no right to it.
+    /// An error if this machine has no cgroup v2 with memory limits, or permission is denied.
     fn start() -> io::Result<Self> {
         let top = Path::new("/sys/fs/cgroup");
         let given = fs::read_to_string(top.join("cgroup.subtree_control"))?;
@@ -260,16 +260,16 @@ impl Limited {
         };
         let pid = limited.child.id().to_string();
         fs::write(limited.cgroup.join("cgroup.procs"), pid)?;
-        // Else it would be swapped out and live on.
+        // Otherwise it would be swapped out and survive.
         let _ = fs::write(limited.cgroup.join("memory.swap.max"), "0");
         Ok(limited)
     }
 
-    /// Has it take so much more, and says whether it lives.
+    /// Has the child allocate `mib` more. Returns whether it survives.
     fn takes(&mut self, mib: u64) -> bool {
         let stdin = self.child.stdin.as_mut().unwrap();
         writeln!(stdin, "{mib}").unwrap();
-        // The runner says things of its own, and begins the line where it has one thread.
+        // The test runner writes output of its own, and starts the line if it has one thread.
         self.said
             .by_ref()
             .map_while(Result::ok)
@@ -291,7 +291,7 @@ impl Drop for Limited {
     }
 }
 
-/// Takes memory, where the environment says so; a test only by name.
+/// Allocates memory if the environment says so. It is a test in name only.
 #[test]
 fn taker() {
     if std::env::var_os(TAKES).is_none() {
@@ -305,7 +305,7 @@ fn taker() {
     }
 }
 
-/// In the environment of the test below: it runs in a VM, and needs no other.
+/// Environment variable of the test below: it already runs in a VM.
 const IN_VM: &str = "DEMETER_IN_VM";
 
 /// Runs a test of this program in a lab VM, where cgroups v2 have memory limits.
@@ -350,7 +350,7 @@ fn the_kernel_holds_a_process_to_what_it_owns() {
         limited.takes(48),
         "what it was given, before it is known to have it"
     );
-    // It returned nothing, whatever it says: it is not killed for that.
+    // The VM claims to have returned memory but did not; it must not be killed for that.
     let settled = limit.after(set_fast(16), &moved(16, None)).unwrap();
     assert_eq!((settled, limited.limit().as_str()), (false, "112"));
     assert!(!limited.takes(64), "what it does not own");

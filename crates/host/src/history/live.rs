@@ -1,6 +1,8 @@
-//! Histories on a real kernel: DAMON, move_pages and two nodes. A process that updates an array stands
-//! for a hypervisor. Needs root and nobody else using DAMON; a VM will do: build this crate's tests,
-//! which are static, make them part of an initramfs and run with `--ignored --nocapture`.
+//! Tests of histories on a real kernel: DAMON, move_pages and two nodes.
+//!
+//! A process that updates an array stands for a hypervisor. The test needs root and exclusive use
+//! of DAMON. To run it in a VM, build this crate's static tests, put them into an initramfs and run
+//! them with `--ignored --nocapture`.
 
 use std::fs;
 
@@ -17,11 +19,11 @@ use crate::config::Config;
 
 const SIZE: u64 = 400 * MIB;
 const HOT: u64 = SIZE / 8;
-/// What the array may have of fast memory.
+/// Limit of the array's fast memory.
 const FAST: u64 = 150 * MIB;
 const NAME: &str = "history::live::a_hot_eighth_is_promoted";
 
-/// Bytes of these blocks in fast memory.
+/// Bytes of these blocks that lie in fast memory.
 fn in_fast(pid: Pid, range: &VirtRange, tiers: Pair) -> u64 {
     let mut pages = LivePages::default();
     let blocks: Vec<_> = Block::all_of(range).collect();
@@ -39,7 +41,7 @@ async fn a_hot_eighth_is_promoted() {
     let process = HotArray::start(NAME, SIZE);
     let (pid, array, hot) = (process.pid(), process.array, process.hot);
     let root = Path::new("/");
-    // The test's thread is one among several.
+    // The test's thread is one of several in this process.
     let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let threads = threads.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let memory = VmMemory {
@@ -57,7 +59,7 @@ async fn a_hot_eighth_is_promoted() {
     let name: VmName = "a".parse().unwrap();
     let damon = SharedDamon::new(root, &config);
     let usage = |node| NodeUsage::read(root, node).unwrap().free.0 / MIB;
-    // It begins where it should not lie.
+    // Start with the hot part in slow memory.
     let mut mover = Mover::new(tiers.into(), false);
     for blocks in Block::all_of(&hot).collect::<Vec<_>>().chunks(8) {
         let mut pages = LivePages::default();
@@ -108,7 +110,7 @@ async fn a_hot_eighth_is_promoted() {
     assert_eq!(kdamonds.unwrap().trim(), "0", "nothing stays behind");
 }
 
-/// CPU time of this process; kdamonds come on top.
+/// CPU time of this process, without kdamonds.
 fn own_cpu() -> Duration {
     let tasks = fs::read_dir("/proc/self/task").unwrap();
     let tasks = tasks.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());

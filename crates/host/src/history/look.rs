@@ -1,4 +1,4 @@
-//! Access bits of a VM's memory: the seam, and DAMON as the one who reads them.
+//! Access bits of a VM's memory: the seam, and its implementation by DAMON.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -13,12 +13,11 @@ use super::VmMemory;
 use crate::VmName;
 use crate::config::{Config, Manage};
 
-/// Reads access bits.
+/// A reader of access bits.
 pub(super) trait AccessBits: Send {
-    /// Clears the access bits of all blocks, waits, and appends an address in each block that was
-    /// accessed since. Returns the CPU time that the kernel spent on it.
+    /// Clears the access bits of all blocks, waits, and appends an address in each accessed block.
     ///
-    /// Nothing is appended where nothing is known.
+    /// Returns the CPU time that the kernel spent. Appends nothing if the result is incomplete.
     fn look(
         &mut self,
         window: Duration,
@@ -26,12 +25,12 @@ pub(super) trait AccessBits: Send {
     ) -> Result<Duration, DamonError>;
 }
 
-/// DAMON for all VMs of a host that have none to tell of their memory: a kdamond for each, since each has a
-/// time of its own. Taken with the first of them that is there, given back with the last.
+/// DAMON for all VMs without an agent. Each VM has its own kdamond, because each has its own run
+/// time. The kdamonds are acquired with the first VM and released with the last.
 #[derive(Debug)]
 pub(crate) struct SharedDamon {
     root: PathBuf,
-    /// Who may come.
+    /// VMs that may need a kdamond.
     vms: Vec<VmName>,
     taken: Mutex<Weak<Kdamonds>>,
 }
@@ -39,7 +38,7 @@ pub(crate) struct SharedDamon {
 /// The kdamonds of all VMs.
 struct Kdamonds {
     list: Vec<Kdamond>,
-    /// Held while one is switched: the kernel says that DAMON is busy to whoever comes meanwhile.
+    /// Serializes switching: the kernel rejects concurrent changes with EBUSY.
     switching: Mutex<()>,
 }
 
@@ -56,14 +55,14 @@ pub(crate) struct Mine {
 }
 
 impl SharedDamon {
-    /// Takes nothing yet.
+    /// Creates the state without acquiring DAMON.
     pub fn new(root: &Path, config: &Config) -> Self {
         let vms = config.vms.iter();
         let vms = vms.filter(|(_, vm)| vm.manage != Manage::Agent);
         Self::of(root, vms.map(|(name, _)| name.clone()))
     }
 
-    /// The same, for these VMs.
+    /// DAMON for the given VMs.
     pub(super) fn of(root: &Path, vms: impl IntoIterator<Item = VmName>) -> Self {
         Self {
             root: root.into(),
@@ -72,7 +71,7 @@ impl SharedDamon {
         }
     }
 
-    /// The kdamond of a VM.
+    /// Acquires the kdamond of a VM.
     pub fn take(&self, vm: &VmName) -> Result<Mine, DamonError> {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let all = match taken.upgrade() {
@@ -89,7 +88,7 @@ impl SharedDamon {
         let index = self.vms.iter().position(|known| known == vm);
         let index = index.filter(|&index| index < all.list.len());
         let index = index.ok_or_else(|| DamonError::Unavailable {
-            why: format!("no kdamond is set aside for VM {vm}"),
+            why: format!("no kdamond is reserved for VM {vm}"),
             hint: "restart the controller".into(),
         })?;
         Ok(Mine { all, index })
@@ -101,7 +100,7 @@ impl Mine {
         &self.all.list[self.index]
     }
 
-    /// Switches the kdamond while no other VM's is switched.
+    /// Switches the kdamond while no other one is switched.
     fn switch<T>(
         &self,
         how: impl FnOnce(&Kdamond) -> Result<T, DamonError>,
@@ -121,24 +120,25 @@ impl fmt::Debug for Mine {
 impl Drop for Mine {
     fn drop(&mut self) {
         if let Err(error) = self.switch(Kdamond::stop) {
-            tracing::warn!(%error, "a kdamond goes on");
+            tracing::warn!(%error, "cannot stop a kdamond");
         }
     }
 }
 
-/// Bytes of a record in the ring, with what it is wrapped in.
+/// Bytes of a record in the ring, with its header.
 const RECORD_BYTES: usize = 96;
 
-/// The least of a ring.
+/// Minimum size of a ring.
 const RING_BYTES_MIN: usize = 256 << 10;
 
-/// How long a look may take beyond its window, and how often its ring is looked at.
+/// Time limit of a scan beyond its window, and the poll interval of its ring.
 const PATIENCE: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(5);
 
-/// Access bits through a kdamond with a region for each block. One look is one sampling interval that is also
-/// an aggregation interval: what it finds of a huge page is exact; of small pages it looks at one of each
-/// block.
+/// Access bits from a kdamond with one region for each block.
+///
+/// A scan is one sampling interval that is also an aggregation interval. The result is exact for a
+/// huge page. Of small pages, DAMON checks one in each block.
 pub(super) struct DamonBits {
     root: PathBuf,
     damon: Mine,
@@ -149,7 +149,7 @@ pub(super) struct DamonBits {
 }
 
 impl DamonBits {
-    /// Tells the kdamond which blocks there are.
+    /// Configures the kdamond with the VM's blocks.
     pub fn new(root: &Path, damon: Mine, memory: &VmMemory) -> Result<Self, DamonError> {
         let regions: Vec<VirtRange> = memory.ranges.iter().flat_map(blocks_of).collect();
         let of_process: Vec<_> = regions.iter().map(|&r| (memory.process, r)).collect();
@@ -166,7 +166,7 @@ impl DamonBits {
         })
     }
 
-    /// Takes one whole aggregation from the ring of a kdamond's thread.
+    /// Reads one whole aggregation from the ring of a kdamond's thread.
     fn listen(
         &self,
         thread: Pid,
@@ -180,12 +180,12 @@ impl DamonBits {
         while Instant::now() < deadline {
             let taken = aggregations.take(&[self.process]);
             let reported = taken.map_err(|what| DamonError::Unavailable {
-                why: format!("the ring of damon_aggregated makes no sense: {what}"),
-                hint: "it is tried again".into(),
+                why: format!("invalid data in the ring of damon_aggregated: {what}"),
+                hint: "the controller retries".into(),
             })?;
             let is_whole = batch.add(&reported.regions, accessed);
             if reported.lost > 0 {
-                // What is missing would look idle.
+                // Missing records would make their blocks look idle.
                 accessed.clear();
                 return Ok(());
             }
@@ -213,7 +213,7 @@ impl AccessBits for DamonBits {
     }
 }
 
-/// A range in blocks; the first and the last may be parts.
+/// Splits a range into blocks; the first and the last may be partial.
 fn blocks_of(range: &VirtRange) -> impl Iterator<Item = VirtRange> + use<> {
     let range = *range;
     Block::all_of(&range).filter_map(move |block| {
@@ -222,7 +222,7 @@ fn blocks_of(range: &VirtRange) -> impl Iterator<Item = VirtRange> + use<> {
     })
 }
 
-/// Finds one whole aggregation among records: from the first region to the last.
+/// Finds one whole aggregation in a stream of records, from the first region to the last.
 #[derive(Debug, Clone, Copy)]
 struct Batch {
     first: GuestVirtAddr,
@@ -241,7 +241,7 @@ impl Batch {
         }
     }
 
-    /// Takes records in, appends what was accessed, and says whether that was all.
+    /// Takes records, appends accessed blocks, and returns whether the aggregation is complete.
     fn add(&mut self, regions: &[Region], accessed: &mut Vec<GuestVirtAddr>) -> bool {
         for region in regions {
             self.has_begun |= region.range.start() <= self.first;
@@ -283,7 +283,7 @@ mod tests {
     }
 
     proptest! {
-        /// However the records come in pieces, and wherever listening begins.
+        /// Records may arrive in any pieces, and listening may begin anywhere.
         #[test]
         fn one_whole_aggregation_is_taken(
             looks in prop::collection::vec(any::<bool>(), 1..30),
@@ -295,7 +295,7 @@ mod tests {
             let records: Vec<_> = blocks.iter().zip(&looks).map(|(&range, &is_accessed)| Region {
                 pid: Pid(1), range, accesses: is_accessed.into(),
             }).collect();
-            // The first aggregation has begun before; the second and third follow.
+            // The first aggregation is partial; the second and third follow.
             let skipped = skipped % records.len();
             let all = [&records[skipped..], &records, &records].concat();
             let mut batch = Batch::new(&blocks);

@@ -7,12 +7,13 @@
 //!                       what the VM may have ──▸ move_pages on the hypervisor's process
 //! ```
 //!
-//! The guest sees one kind of memory; here the host's nodes are the tiers. The same engine as the agent's
-//! decides, by access-bit histories instead of samples ([`demeter_policy::history`]). It takes the
-//! hypervisor for a process of this kernel, which it is: a [`GuestVirtAddr`] is then an address of that
-//! process (hVA), made of a [`HostVirtAddr`] in [`VmMemory::find`] and nowhere else.
+//! The guest sees one kind of memory; the tiers are the host's nodes. The agent's engine decides
+//! here, too, with access-bit histories instead of samples ([`demeter_policy::history`]).
 //!
-//! How much fast memory the VM may have, the controller says: to it this is a [`Provisioner`].
+//! For the engine, the hypervisor is a process like any other. So a [`GuestVirtAddr`] here is an
+//! address of that process (hVA). [`VmMemory::find`] alone converts it from a [`HostVirtAddr`].
+//!
+//! The controller sets the VM's fast memory; it sees this module as a [`Provisioner`].
 
 #[cfg(test)]
 mod live;
@@ -48,22 +49,22 @@ use look::{AccessBits, DamonBits};
 pub(crate) use worker::HistoryState;
 use worker::{HistoryCommand, Worker};
 
-/// Pause between two looks at how far a VM has shrunk.
+/// Poll interval while a VM shrinks.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Time that is left for the last look.
+/// Time reserved before the deadline for the last check.
 const LAST_LOOK: Duration = Duration::from_millis(200);
 
-/// Why a VM cannot be managed by histories.
+/// Reason why a VM cannot be managed by histories.
 #[derive(Debug, thiserror::Error)]
 pub enum HistoryError {
-    /// The hypervisor does not say what is needed.
+    /// The hypervisor did not answer or refused.
     #[error(transparent)]
     Hypervisor(#[from] HypervisorError),
-    /// The host has no two tiers.
+    /// The host does not have two tiers.
     #[error("manage = \"history\": {0}")]
     Nodes(#[from] NodesError),
-    /// Nobody tells which memory is accessed.
+    /// DAMON cannot be used.
     #[error(
         "manage = \"history\" reads access bits through DAMON: {0}; or run demeter guest in the VM and \
          set manage = \"agent\""
@@ -75,51 +76,51 @@ pub enum HistoryError {
     /// The hypervisor's pages cannot be moved.
     #[error("manage = \"history\": cannot move the hypervisor's pages: {0}")]
     Pages(#[from] PagesError),
-    /// The VM's memory stays where it is, whatever anybody asks.
+    /// The VM's memory cannot be moved.
     #[error(
         "manage = \"history\": {what}, which the kernel cannot move; {hint}, or set manage = \"agent\""
     )]
     Immovable {
-        /// Which memory, and why.
+        /// The memory and the cause.
         what: String,
-        /// What to do about it.
+        /// How to fix it.
         hint: &'static str,
     },
-    /// Slow memory is promised too little of.
+    /// The slow tier is smaller than the VM's memory.
     #[error(
-        "manage = \"history\": the VM has {memory}, slow.size_mib gives it {slow}; a VM that is managed \
-         from the host may have all its memory in the slow tier, so give it as much"
+        "manage = \"history\": the VM has {memory}, but slow.size_mib is {slow}; set it to all the \
+         VM's memory, because all of it may end up in the slow tier"
     )]
     Slow {
         /// All memory of the VM.
         memory: ByteCount,
-        /// What it may have.
+        /// Configured slow memory.
         slow: ByteCount,
     },
-    /// The system does not give what the work needs.
+    /// The system refused a resource.
     #[error("manage = \"history\": cannot start a thread: {0}")]
     Thread(#[from] io::Error),
-    /// Looking at the VM takes too long.
+    /// Inspecting the VM takes too long.
     #[error(transparent)]
     Stuck(#[from] Stuck),
-    /// An error of ours.
-    #[error("manage = \"history\": the engine was told what does not fit: {0}; please report this")]
+    /// A bug in this program.
+    #[error("manage = \"history\": invalid input to the engine: {0}; please report this bug")]
     Misuse(#[from] Misuse),
 }
 
 /// A VM's memory and CPUs, as the host's kernel sees them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct VmMemory {
-    /// The hypervisor.
+    /// The hypervisor's process.
     pub process: Pid,
-    /// Where it has the guest's memory: sorted, disjoint.
+    /// Its mappings of guest memory: sorted, disjoint.
     pub ranges: Vec<VirtRange>,
     /// The threads that run virtual CPUs.
     pub vcpus: Vec<Pid>,
 }
 
 impl VmMemory {
-    /// Asks the hypervisor, and refuses memory that cannot be moved.
+    /// Asks the hypervisor for its memory, and refuses memory that cannot be moved.
     pub async fn find(
         root: &Path,
         outside: &Outside,
@@ -140,11 +141,12 @@ impl VmMemory {
         let ranges = joined(ranges);
         let (root, of_vm) = (root.to_owned(), ranges.clone());
         let checked = outside.ask("looking for the VM's memory", move |wait| {
-            // Without the right to look at descriptors there is none to move pages either, and that is an error of its own.
+            // Ignore a failed check: without the right to read descriptors, moving pages fails with
+            // its own error.
             if let Some(device) = device.or(pinned_by(&root, process, wait).ok().flatten()) {
                 return Err(HistoryError::Immovable {
                     what: format!("{} pins the VM's memory", shown(&device)),
-                    hint: "take the device from the VM",
+                    hint: "remove the device from the VM",
                 });
             }
             let vmas = read_maps(&root, process)?;
@@ -154,7 +156,7 @@ impl VmMemory {
         });
         checked.await??;
         if ranges.is_empty() {
-            let what = format!("{} names no memory of its VM", hypervisor.name());
+            let what = format!("{} reports no memory of its VM", hypervisor.name());
             return Err(HypervisorError::Failed(what).into());
         }
         Ok(Self {
@@ -164,13 +166,13 @@ impl VmMemory {
         })
     }
 
-    /// All of it.
+    /// Total size.
     pub fn size(&self) -> ByteCount {
         ByteCount(self.ranges.iter().map(|range| range.len().0).sum())
     }
 }
 
-/// Sorted, and those that touch or overlap as one.
+/// Sorts ranges and merges those that touch or overlap.
 fn joined(mut ranges: Vec<VirtRange>) -> Vec<VirtRange> {
     ranges.sort_unstable();
     let mut joined: Vec<VirtRange> = vec![];
@@ -207,8 +209,8 @@ fn check_movable(range: &VirtRange, vmas: &[Vma]) -> Result<(), HistoryError> {
     }
 }
 
-/// A VM's memory under a thread that looks and moves; ends, with everything that it set up, when it is
-/// dropped.
+/// Tiering of one VM by a thread of its own. Dropping it ends the thread and removes all that it
+/// set up.
 #[derive(Debug)]
 pub(crate) struct HistoryTiering {
     orders: mpsc::Sender<HistoryCommand>,
@@ -219,7 +221,7 @@ pub(crate) struct HistoryTiering {
 }
 
 impl HistoryTiering {
-    /// Takes DAMON for a VM, and begins. Also gives what is to be told of it.
+    /// Acquires DAMON for a VM and starts the thread. Also returns its reports.
     pub fn start(
         root: &Path,
         config: &VmConfig,
@@ -267,7 +269,7 @@ impl HistoryTiering {
         Ok((tiering, reports))
     }
 
-    /// Has an order carried out, and says what the VM has of each tier then.
+    /// Sends a command and returns the memory that the VM then has in each tier.
     async fn ask(
         &self,
         order: impl FnOnce(oneshot::Sender<TierBytes>) -> HistoryCommand,
@@ -287,7 +289,7 @@ impl HistoryTiering {
 
 impl Drop for HistoryTiering {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The thread may have ended by itself.
         let _ = self.orders.send(HistoryCommand::Stop);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -300,8 +302,8 @@ impl Provisioner for HistoryTiering {
         "history"
     }
 
-    /// Of fast memory what it may have, or has if that is more; of slow memory all that the VM has, since
-    /// it may come to lie there.
+    /// Fast: the grant, or the present use if that is more. Slow: all the VM's memory, because all
+    /// of it may end up there.
     async fn actual(&mut self, deadline: Instant) -> Result<TierBytes, ProvisionError> {
         let usage = self.ask(HistoryCommand::Count, deadline).await?;
         Ok(TierBytes {
@@ -321,7 +323,7 @@ impl Provisioner for HistoryTiering {
                 owned: self.memory,
                 returned_to_host: ByteCount(0),
                 reason: (target < self.memory)
-                    .then(|| "all of the VM's memory may come to lie in the slow tier".into()),
+                    .then(|| "all of the VM's memory may end up in the slow tier".into()),
             });
         }
         let before = self.ask(HistoryCommand::Count, deadline).await?;

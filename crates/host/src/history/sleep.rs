@@ -1,45 +1,47 @@
-//! Whether a VM sleeps, by what its virtual CPUs want.
+//! Detects that a VM sleeps, from the CPU time that it wants.
 //!
 //! # Problem
-//! A VM of which nothing is asked hardly runs, and its history stands still: it says that the VM uses what it used before. How
-//! often its memory is looked at says nothing, since looks follow the VM's own time, and come sooner once they disagree. Nor is
-//! such a VM quite idle: guests do a little even then.
+//! An idle VM hardly runs, so its history stands still and shows its former memory use. The rate of
+//! scans does not reveal this: it follows the VM's own time and rises when histories are
+//! contradicted. An idle guest still runs a little.
 //!
 //! # Approach
-//! What all virtual CPUs want, to run or to wait for a core, is counted over a second or more. A VM that wants less than a bound
-//! falls asleep. It wakes when it wants half as much again, so that one near the bound does not do both in turn; and at once, not
-//! when the second has passed.
+//! The run and wait times of all virtual CPUs are summed over at least a second. A VM below a bound
+//! falls asleep. It wakes at 1.5 times the bound, so that a VM near the bound does not flap. It
+//! wakes at once, not only after the second.
 //!
 //! # Properties
-//! - A VM that wants less than the bound is asleep two seconds later at the latest, however often it is asked.
-//! - A VM that wants more than what wakes it is awake a second later at the latest, and stays so.
-//! - Between the two it stays as it is.
+//! - A VM that wants less than the bound is asleep two seconds later at the latest, at any query
+//!   rate.
+//! - A VM that wants more than the waking bound is awake a second later at the latest, and stays
+//!   so.
+//! - Between the two bounds it keeps its state.
 
 use std::time::{Duration, Instant};
 
 use demeter_linux::cpu::Scheduled;
 
-/// A VM falls asleep whose CPUs together want less than this part of one CPU, and so much more for each of them.
+/// Bound below which a VM falls asleep: a share of one CPU, plus a share for each virtual CPU.
 const BELOW: f64 = 0.1;
 const BELOW_EACH: f64 = 0.01;
 
-/// It wakes when they want so many times that.
+/// Factor from that bound to the waking bound.
 const WAKES: f64 = 1.5;
 
-/// What they want is counted for at least so long.
+/// Minimum time of a count.
 const COUNTED: Duration = Duration::from_secs(1);
 
-/// Whether a VM sleeps. See the module's text.
+/// Detector of a sleeping VM; see the module's documentation.
 #[derive(Debug)]
 pub(super) struct Sleep {
     sleeps: bool,
-    /// Time of each virtual CPU when counting began.
+    /// Scheduler times of each virtual CPU when the count began.
     before: Vec<Scheduled>,
     since: Instant,
 }
 
 impl Sleep {
-    /// Of a VM that is awake, with so many virtual CPUs.
+    /// Starts for a VM that is awake, with `vcpus` virtual CPUs.
     pub(super) fn new(vcpus: usize, now: Instant) -> Self {
         Self {
             sleeps: false,
@@ -48,7 +50,7 @@ impl Sleep {
         }
     }
 
-    /// Takes the time of each virtual CPU until now. Returns whether the VM sleeps.
+    /// Takes the scheduler times of each virtual CPU. Returns whether the VM sleeps.
     pub(super) fn observe(&mut self, now: Instant, vcpus: &[Scheduled]) -> bool {
         let since = vcpus.iter().zip(&self.before).map(|(v, b)| v.since(b));
         let wanted: Duration = since.map(|vcpu| vcpu.ran + vcpu.waited).sum();
@@ -71,7 +73,7 @@ mod tests {
 
     use super::*;
 
-    /// A VM that is asked about now and then.
+    /// A VM that is queried from time to time.
     struct Vm {
         sleep: Sleep,
         vcpus: Vec<Scheduled>,
@@ -88,7 +90,8 @@ mod tests {
             }
         }
 
-        /// Each of its CPUs runs and waits for these parts of the time, and it is asked about each so many milliseconds.
+        /// Lets `time` pass: each CPU runs and waits for these shares, with a query every
+        /// `asked_ms`.
         fn lives(&mut self, time: Duration, ran: f64, waited: f64, asked_ms: u64) -> bool {
             let step = Duration::from_millis(asked_ms);
             let mut sleeps = false;
@@ -112,7 +115,7 @@ mod tests {
         };
         assert!(lives(1, 0.08, 0.0));
         assert!(!lives(1, 0.08, 0.4), "it waits for a CPU");
-        // Ticks of 64 CPUs; and eight CPUs, of which each does a little.
+        // Timer ticks of 64 CPUs, then eight CPUs with a small load each.
         assert!(lives(64, 0.005, 0.0));
         assert!(!lives(8, 0.08, 0.0));
     }
@@ -130,7 +133,7 @@ mod tests {
             vcpus in 1usize..16, was_busy: bool, part in 0.0f64..3.0, asked_ms in 1u64..900,
         ) {
             let bound = (BELOW + BELOW_EACH * vcpus as f64) / vcpus as f64;
-            // Near a bound it depends on when counting began.
+            // Near a bound the result depends on when the count began.
             let [asleep, awake] = [part < 0.9, part > WAKES + 0.1];
             prop_assume!(asleep || awake || (1.1..WAKES - 0.1).contains(&part));
             let mut vm = Vm::new(vcpus);

@@ -1,5 +1,4 @@
-//! The whole of it on a simulated kernel: nodes that fill up, pages that move, access bits of memory
-//! that is accessed as a test says.
+//! Tests of the whole module on a simulated kernel, with nodes that fill up and pages that move.
 
 use std::fs;
 use std::path::PathBuf;
@@ -21,7 +20,7 @@ const TIERS: Pair = Pair {
     fast: NodeId(0),
     slow: NodeId(1),
 };
-/// Where the VM's memory begins.
+/// First block of the VM's memory.
 const FIRST: u64 = 512;
 const BLOCKS: u64 = 40;
 /// Blocks that lie in fast memory at first.
@@ -35,18 +34,18 @@ fn range(start: u64, end: u64) -> VirtRange {
     VirtRange::new(GuestVirtAddr(start), GuestVirtAddr(end)).unwrap()
 }
 
-/// What the guest does.
+/// Behaviour of the guest.
 #[derive(Debug, Default)]
 struct Guest {
     accessed: Vec<u64>,
     run_ms: u64,
     waited_ms: u64,
-    /// While it is looked at.
+    /// Its run time during a scan.
     runs_ms: u64,
     fails: bool,
 }
 
-/// Access bits of a guest that runs while it is looked at.
+/// Access bits of a guest that runs during scans.
 struct FakeBits {
     root: PathBuf,
     guest: Arc<Mutex<Guest>>,
@@ -57,7 +56,7 @@ fn run_for(root: &Path, guest: &mut Guest, ms: u64) {
     let folder = root.join(format!("proc/{VCPU}"));
     fs::create_dir_all(&folder).unwrap();
     let [ran, waited] = [guest.run_ms, guest.waited_ms].map(|ms| ms * 1_000_000);
-    // Whoever reads sees all of it, as of the kernel's.
+    // Rename makes the update atomic for readers, like the kernel's.
     let new = folder.join("new");
     fs::write(&new, format!("{ran} {waited} 1\n")).unwrap();
     fs::rename(new, folder.join("schedstat")).unwrap();
@@ -150,7 +149,7 @@ fn soon() -> Instant {
     Instant::now() + Duration::from_secs(10)
 }
 
-/// What it is told is used again and again.
+/// The reported working set.
 fn used(state: &HistoryState) -> Option<ByteCount> {
     let nodes = state.usage.as_ref()?.nodes.iter();
     Some(ByteCount(nodes.map(|node| node.working_set.0).sum()))
@@ -164,7 +163,7 @@ impl Vm {
         out == [demeter_linux::pages::PageState::On(TIERS.fast)]
     }
 
-    /// Waits until it is told that so much is used again and again.
+    /// Waits until the working set is reported with this size.
     async fn uses(&mut self, bytes: ByteCount) {
         let deadline = soon();
         loop {
@@ -177,12 +176,12 @@ impl Vm {
         }
     }
 
-    /// Waits until all of these lie in fast memory.
+    /// Waits until all these blocks lie in fast memory.
     async fn promotes(&mut self, blocks: std::ops::Range<u64>) {
         let deadline = soon();
         while !blocks.clone().all(|block| self.in_fast(block)) {
             assert!(Instant::now() < deadline, "{:?}", self.reports.borrow());
-            // Answered between two turns.
+            // The answer comes between two turns.
             self.tiering.actual(deadline).await.unwrap();
         }
     }
@@ -197,9 +196,9 @@ async fn hot_memory_takes_the_place_of_cold_memory_within_what_the_vm_may_have()
     vm.promotes(30..38).await;
     let on_fast = vm.pages.lock().on(VMM, TIERS.fast);
     assert!(on_fast <= blocks(0..IN_FAST), "{on_fast}");
-    // And it is told how much the VM uses again and again.
+    // The working set is reported, too.
     vm.uses(blocks(30..38)).await;
-    // When another part gets hot, that takes its place.
+    // Newly hot blocks replace the old ones.
     vm.guest.lock().unwrap().accessed = (20..30).collect();
     vm.promotes(20..30).await;
 }
@@ -222,7 +221,8 @@ async fn a_vm_that_falls_asleep_uses_nothing_until_it_wakes() {
     let mut vm = start(30..38, 100).unwrap();
     vm.uses(blocks(30..38)).await;
     vm.guest.lock().unwrap().accessed.clear();
-    // The last looks find nothing accessed, which says nothing; then the CPU's clock stands still.
+    // The last scans find nothing accessed, which is no evidence; then the CPU's clock stands
+    // still.
     vm.uses(ByteCount(0)).await;
     let usage = vm.reports.borrow().usage.clone().unwrap();
     assert!(usage.fast_hit.is_some(), "it is known, and nothing");
@@ -234,7 +234,7 @@ async fn a_vm_that_falls_asleep_uses_nothing_until_it_wakes() {
     vm.uses(blocks(30..38)).await;
 }
 
-/// It accesses what it did, but seldom: for a twentieth of the time, whatever else its CPU waits for.
+/// The CPU still accesses the same blocks, but wants only a twentieth of the time.
 #[tokio::test]
 async fn a_vm_that_hardly_wants_to_run_uses_nothing_and_one_that_waits_for_a_cpu_does() {
     let mut vm = start(30..38, 100).unwrap();
@@ -256,7 +256,7 @@ async fn a_vm_that_hardly_wants_to_run_uses_nothing_and_one_that_waits_for_a_cpu
             }
         }
     });
-    // A look comes each two seconds.
+    // One scan comes every two seconds.
     let mut reports = vm.reports.clone();
     let idle = timeout_at(
         Instant::now() + Duration::from_secs(3),
@@ -281,21 +281,21 @@ async fn a_vm_that_sleeps_gives_memory_back_and_gets_more() {
     assert_eq!((grown.owned, grown.reason), (more, None));
     let owned = vm.tiering.actual(soon()).await.unwrap();
     assert_eq!(owned.fast, more, "what it may have is its own");
-    // All of it may come to lie in slow memory.
+    // All of it may end up in slow memory.
     let slow = vm.tiering.set(Tier::Slow, less, soon()).await.unwrap();
     assert_eq!(slow.owned, blocks(0..BLOCKS));
     assert!(slow.reason.is_some());
     drop(vm.root);
 }
 
-/// All but the reserve of 4 MiB.
+/// Fast memory is full, except for the reserve of 4 MiB.
 #[tokio::test]
 async fn a_vm_keeps_what_it_may_have_when_it_gets_less() {
     let mut vm = start(30..38, 100).unwrap();
     let less = blocks(0..10);
     vm.tiering.set(Tier::Fast, less, soon()).await.unwrap();
     for _ in 0..10 {
-        // Answered between two turns.
+        // The answer comes between two turns.
         vm.tiering.actual(soon()).await.unwrap();
         let on_fast = vm.pages.lock().on(VMM, TIERS.fast);
         assert!((blocks(0..8)..=less).contains(&on_fast), "{on_fast}");
@@ -378,7 +378,7 @@ fn ranges_that_touch_are_one_and_memory_of_files_is_refused() {
     assert!(refused(50, 60).unwrap().to_string().contains("not mapped"));
 }
 
-/// DAMON's files for two kdamonds.
+/// DAMON's sysfs files for two kdamonds.
 fn fake_damon(root: &Path) -> PathBuf {
     let admin = root.join("sys/kernel/mm/damon/admin/kdamonds");
     let fake = |file: &str, text: &str| {

@@ -1,9 +1,9 @@
-//! The thread that looks at one VM's memory and moves it.
+//! The thread that scans one VM's memory and moves it between tiers.
 //!
-//! It turns each time the busiest virtual CPU has run for an interval, so that a VM that sleeps costs
-//! nothing and forgets nothing; more often in haste, and less often where looking would take too much of a CPU, as a
-//! [`Pace`] says. What a sleeping VM remembers it does not use: it reports no working set, and the policy may give its
-//! fast memory to others.
+//! A turn is due when the busiest virtual CPU has run for an interval, so an idle VM costs nothing
+//! and keeps its history. Turns come sooner when the histories are contradicted, and later when
+//! scanning would take too much CPU time; [`Pace`] decides. A sleeping VM reports no working set,
+//! so the policy may give its fast memory to others.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -28,39 +28,40 @@ use super::sleep::Sleep;
 use super::{HistoryError, VmMemory};
 use crate::config::VmConfig;
 
-/// The most that moves in one direction. The host cannot measure the benefit of moves, so nothing else limits them.
+/// Rate limit of moves in one direction. It is the only limit, because the host cannot measure the
+/// benefit of moves.
 const RATE_LIMIT_MIB_S: u64 = 256;
 
-/// How often it is counted where all of the memory lies: the guest takes memory by itself.
+/// Interval between counts of where all memory lies. The guest allocates memory by itself.
 const COUNT_EVERY: Duration = Duration::from_secs(2);
 
-/// The least pause: a virtual CPU's run time is told no finer.
+/// Minimum pause; the kernel's run times of virtual CPUs are no finer.
 const PAUSE_MIN: Duration = Duration::from_millis(1);
 
-/// Time between two reports. As an agent's they come whether or not something has changed: who hears them smooths what
-/// they say from one to the next.
+/// Interval between reports. They come even without a change, like an agent's, because the receiver
+/// smooths them over time.
 const REPORT_EVERY: Duration = Duration::from_millis(100);
 
-/// What is asked of the thread.
+/// A command for the thread.
 #[derive(Debug)]
 pub(super) enum HistoryCommand {
     /// Count where the memory lies.
     Count(oneshot::Sender<TierBytes>),
-    /// From now on the VM may have so much fast memory.
+    /// Change the fast memory that the VM may have.
     Grant {
         fast: ByteCount,
         answer: oneshot::Sender<TierBytes>,
     },
-    /// End.
+    /// End the thread.
     Stop,
 }
 
-/// What the thread tells.
+/// The thread's reports.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct HistoryState {
-    /// How the VM uses its memory, as an agent would tell it.
+    /// The VM's memory use, in the form of an agent's report.
     pub usage: Option<Stats>,
-    /// Why the thread has ended, if it has.
+    /// The error that ended the thread, if any.
     pub failed: Option<String>,
 }
 
@@ -70,7 +71,7 @@ pub(super) struct Worker {
     memory: VmMemory,
     blocks: Vec<Block>,
     tiers: Pair,
-    /// As the configuration numbers them, for reports.
+    /// The configuration's node numbers, for reports.
     nodes: PerTier<NodeId>,
     pages: Box<dyn Pages>,
     bits: Box<dyn AccessBits>,
@@ -85,26 +86,26 @@ pub(super) struct Worker {
     pace: Pace,
     /// Fast memory that the VM may have.
     grant: ByteCount,
-    /// What it has of each tier.
+    /// Memory that the VM has in each tier.
     usage: TierBytes,
-    /// What the engine was told to make room for.
+    /// The shortage that the engine was given.
     shortage: ByteCount,
     counted: Instant,
-    /// When its memory was last looked at.
+    /// Time of the last scan.
     looked: Instant,
-    /// When it was last told how the VM uses it.
+    /// Time of the last report.
     reported: Option<Instant>,
-    /// Time of each virtual CPU when the VM's memory was last looked at.
+    /// Scheduler times of each virtual CPU at the last scan.
     vcpu_times: Vec<Scheduled>,
     sleep: Sleep,
     started: Instant,
     accessed: Vec<GuestVirtAddr>,
-    /// Time that this turn has spent on moves.
+    /// Time spent on moves in this turn.
     moving: Duration,
 }
 
 impl Worker {
-    /// Counts where the memory lies: so much the VM may keep until it is told otherwise.
+    /// Counts where the memory lies. That placement is the VM's first grant.
     pub fn new(
         root: &Path,
         config: &VmConfig,
@@ -123,7 +124,7 @@ impl Worker {
             ..Tuning::default()
         };
         let engine_config = engine::Config {
-            // The strategy says from when on it is worth it.
+            // Disabled here: the strategy has its own threshold.
             fill: FillThreshold(0.0),
             epoch_ms: config.history.interval_ms.max(1),
             ..engine::Config::new(&tuning, config.sizes().fast)
@@ -142,7 +143,7 @@ impl Worker {
             strategy,
             engine: Engine::new(strategy, engine_config),
             prober: Prober::new(tiers.into()),
-            // Huge pages are the host's to make.
+            // The host does not make huge pages for the VM.
             mover: Mover::new(tiers.into(), false),
             interval,
             window: Window::new(interval),
@@ -171,7 +172,7 @@ impl Worker {
         self.grant
     }
 
-    /// Works until told to stop, or until something fails.
+    /// Works until it gets a stop command or fails.
     pub fn run(mut self, orders: &Receiver<HistoryCommand>) {
         if let Err(error) = self.work(orders) {
             let failed = Some(error.to_string());
@@ -188,7 +189,7 @@ impl Worker {
                 Ok(HistoryCommand::Stop) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
                 Ok(HistoryCommand::Count(answer)) => {
                     self.count()?;
-                    // Whoever asked may have stopped waiting.
+                    // The asker may have stopped waiting.
                     let _ = answer.send(self.usage);
                 }
                 Ok(HistoryCommand::Grant { fast, answer }) => {
@@ -201,7 +202,7 @@ impl Worker {
         }
     }
 
-    /// Looks, decides and moves, if that is due. Returns the pause until the next turn.
+    /// Scans, decides and moves, if that is due. Returns the pause until the next turn.
     fn turn(&mut self) -> Result<Duration, HistoryError> {
         let vcpu_times = self.vcpu_times();
         let sleeps = self.sleep.observe(Instant::now(), &vcpu_times);
@@ -211,7 +212,7 @@ impl Worker {
         let interval = self.pace.interval(self.interval);
         let left = interval.saturating_sub(ran.unwrap_or_default());
         if left > Duration::ZERO {
-            // A VM that sleeps gives memory back as well.
+            // A sleeping VM must give memory back, too.
             if self.shortage.0 > 0 {
                 self.count()?;
                 self.epoch()?;
@@ -233,7 +234,7 @@ impl Worker {
         }
         self.epoch()?;
         self.report(sleeps);
-        // Moving comes on top of what looking may take.
+        // Time for moves does not count against the scanning budget.
         let spent = cpu::of_this_thread().saturating_sub(before + self.moving) + kernel;
         let histories = self.histories();
         let is_contradicted = histories.is_some_and(Histories::are_contradicted);
@@ -241,12 +242,13 @@ impl Worker {
         Ok(rest.max(PAUSE_MIN))
     }
 
-    /// Of the VM's memory.
+    /// The histories of the VM's memory.
     fn histories(&self) -> Option<&Histories> {
         self.engine.classifier(self.memory.process)
     }
 
-    /// Of each virtual CPU; it runs all of the time where the kernel does not tell.
+    /// Scheduler times of each virtual CPU. A CPU counts as always running if the kernel does not
+    /// report it.
     fn vcpu_times(&self) -> Vec<Scheduled> {
         let always = || Scheduled {
             ran: self.started.elapsed(),
@@ -263,8 +265,8 @@ impl Worker {
         self.make_room()
     }
 
-    /// Has the engine demote what the VM has beyond what it may have, and tells it at once what is left of that: an
-    /// epoch that still had the old figure would demote as much again.
+    /// Has the engine demote the fast memory beyond the grant, and updates the shortage after each
+    /// step. With the old shortage, the next epoch would demote the same amount again.
     fn make_room(&mut self) -> Result<(), HistoryError> {
         loop {
             let shortage = ByteCount(self.usage.fast.0.saturating_sub(self.grant.0));
@@ -277,7 +279,7 @@ impl Worker {
         }
     }
 
-    /// Does what the engine asks for, until it sleeps.
+    /// Carries out the engine's requests until it sleeps.
     fn act(&mut self) -> Result<(), HistoryError> {
         let pid = self.memory.process;
         loop {
@@ -322,7 +324,7 @@ impl Worker {
         }
     }
 
-    /// What the VM may still take of the nodes.
+    /// Memory of each node that the VM may still take.
     fn facts(&self) -> Result<PerTier<NodeFacts>, HistoryError> {
         let nodes = [self.tiers.fast, self.tiers.slow];
         let memory = NodeMemory::read_all(&self.root, nodes)?;
@@ -401,7 +403,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Says how the VM uses its memory, if that is due.
+    /// Reports the VM's memory use, if that is due.
     fn report(&mut self, sleeps: bool) {
         if self.reported.is_some_and(|at| at.elapsed() < REPORT_EVERY) {
             return;
@@ -409,12 +411,12 @@ impl Worker {
         self.reported = Some(Instant::now());
         let engine = &self.engine;
         let (set, fast_hit) = if sleeps {
-            // Nothing is accessed, and nothing of it in slow memory.
+            // A sleeping VM accesses nothing.
             (Placement::default(), Some(1000))
         } else {
             let residency = engine.residency();
             let set = self.strategy.working_set(engine.ranking(), residency);
-            // Nothing can be hot before: that is not known to be unused.
+            // Until then no block can count as hot, so the working set is unknown, not empty.
             let looks = self.histories().map_or(0, Histories::looks);
             let is_known = looks >= self.strategy.hot_ones;
             let fast_hit = engine.working_set().fast_hit_permille;
@@ -430,7 +432,7 @@ impl Worker {
         let stats = Stats {
             psi_some: Permille::new(0),
             psi_full: Permille::new(0),
-            // Of looks that found something accessed, since bits do not tell how often.
+            // A share of scans that found an access, because bits do not tell how often.
             fast_hit: fast_hit.map(Permille::new),
             relocation: None,
             oom_returned: ByteCount(0),

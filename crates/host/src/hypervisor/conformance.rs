@@ -1,4 +1,4 @@
-//! What holds for every [`Hypervisor`], over a simulated VM.
+//! The conformance suite of every [`Hypervisor`], over a simulated VM.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -20,17 +20,17 @@ async fn soon<T>(future: impl Future<Output = T>) -> T {
     timeout(limit, future).await.expect("in time")
 }
 
-/// What differs between hypervisors.
+/// Differences between hypervisors.
 struct Traits {
-    /// Where the guest has its slow memory.
+    /// Guest-physical addresses of slow memory.
     slow: Vec<PhysRange>,
-    /// Whether memory can be plugged in, and changes of sizes are told.
+    /// Whether memory can be plugged in and size changes are reported.
     grows: bool,
 }
 
 impl Traits {
-    /// Whether so many events are right for what `happened`: who looks now and then may tell of a change
-    /// once more.
+    /// Whether `count` events are right after `happened`. A hypervisor that polls may report a
+    /// change twice.
     fn is_count(&self, count: u64, happened: u64) -> bool {
         match self.grows {
             true => count == happened,
@@ -60,7 +60,7 @@ async fn conforms<H: Hypervisor>(vm: FakeVm, connection: Connection<H>, traits: 
     assert_eq!(process.pid.0, std::process::id(), "who has the memory");
     assert!(!hypervisor.name().is_empty());
 
-    // Memory is where it says.
+    // Memory lies at the reported address.
     let backend = |id: &str, size, shared| MemoryBackend {
         id: Some(id.into()),
         size,
@@ -105,7 +105,7 @@ async fn conforms<H: Hypervisor>(vm: FakeVm, connection: Connection<H>, traits: 
     let pinning = hypervisor.pinning_device().await.unwrap();
     assert_eq!(pinning.as_deref(), Some("gpu0"));
 
-    // The balloon comes to what is asked for.
+    // The balloon reaches the requested size.
     let size = ByteCount(2 * MIB);
     hypervisor.request_balloon_size(size).await.unwrap();
     soon(async {
@@ -121,7 +121,7 @@ async fn conforms<H: Hypervisor>(vm: FakeVm, connection: Connection<H>, traits: 
         assert!(matches!(refused, Err(HypervisorError::Failed(_))));
     }
 
-    // Who has got an answer was told of all that happened before the question.
+    // An answer comes after all events of what happened before the question.
     for event in [Event::Changed, Event::Reset] {
         let before = hypervisor.events_told();
         vm.tell(Told::Event(event));
@@ -136,7 +136,7 @@ async fn conforms<H: Hypervisor>(vm: FakeVm, connection: Connection<H>, traits: 
         }
     }
 
-    // What happens is told in order, and that it cannot be told any more as well.
+    // Events come in order, and so does the end of the connection.
     let before = hypervisor.events_told();
     vm.tell(Told::Event(Event::Reset));
     vm.tell(Told::Event(Event::Changed));
@@ -149,7 +149,7 @@ async fn conforms<H: Hypervisor>(vm: FakeVm, connection: Connection<H>, traits: 
         "{silent:?}"
     );
     drop(vm);
-    // Who looks now and then may have found one change in two looks.
+    // A hypervisor that polls may find one change in two polls.
     let mut last = soon(events.next()).await;
     while last == Some(Event::Changed) && !traits.grows {
         last = soon(events.next()).await;
@@ -159,7 +159,7 @@ async fn conforms<H: Hypervisor>(vm: FakeVm, connection: Connection<H>, traits: 
     assert!(traits.is_count(count, 3), "the end counts: {count}");
 }
 
-/// What was plugged in is no backend that it was started with.
+/// Plugged memory is not a backend that the VM was started with.
 async fn plugs(vm: &FakeVm, hypervisor: &impl Hypervisor, host: HostVirtAddr) {
     let dimm = range(1 << 33, 2 * MIB);
     vm.state().dimm = Some(dimm);
@@ -169,7 +169,7 @@ async fn plugs(vm: &FakeVm, hypervisor: &impl Hypervisor, host: HostVirtAddr) {
     assert_eq!(plugged[2].host, host, "where its memory is");
 }
 
-/// Devices come to what is asked for, and changes of sizes are told.
+/// Devices reach the requested size, and size changes are reported.
 async fn resizes(vm: &FakeVm, hypervisor: &impl Hypervisor) {
     let size = ByteCount(2 * MIB);
     hypervisor.request_size("vm1", size).await.unwrap();

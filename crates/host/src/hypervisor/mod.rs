@@ -1,8 +1,8 @@
-//! The seam to hypervisors: what the controller needs of the process that runs a VM.
+//! The seam to hypervisors: the questions and commands that the controller needs.
 //!
-//! [`qemu`] is reached over a socket of its own or by way of [`libvirt`]; [`cloud_hypervisor`] has a REST API.
-//! Another one is a module beside them that makes a [`Connection`] and passes the suite of `conformance.rs`. Nothing above this module knows how a
-//! hypervisor is spoken to.
+//! [`qemu`] is reached over its own socket or through [`libvirt`]; [`cloud_hypervisor`] has a REST
+//! API. A new hypervisor is a module beside them that makes a [`Connection`] and passes the suite
+//! of `conformance.rs`. Code above this module does not depend on the hypervisor's protocol.
 
 pub mod cloud_hypervisor;
 #[cfg(test)]
@@ -17,131 +17,129 @@ use tokio::sync::mpsc;
 
 use crate::process::{Opener, PeerProcess};
 
-/// A way to speak with the hypervisor of one VM. Clones share the connection, which ends with the
-/// last of them. Every call answers in bounded time.
+/// A connection to the hypervisor of one VM.
 ///
-/// Its answers are about the machine as it is now: nothing is remembered.
+/// Clones share the connection, which ends with the last of them. Every call answers in bounded
+/// time and describes the machine as it is now; nothing is cached.
 pub trait Hypervisor: Clone + Send + Sync + 'static {
-    /// What it is and where, for messages: `QEMU at /run/vm/db.qmp`.
+    /// Kind and address of the hypervisor, for messages: `QEMU at /run/vm/db.qmp`.
     fn name(&self) -> String;
 
     /// All memory that the VM was started with.
     fn backends(&self) -> impl Answer<Vec<MemoryBackend>>;
 
-    /// Where the memory of a backend lies, for the guest and in the hypervisor's process; empty
-    /// where the guest has it nowhere.
+    /// Addresses of a backend's memory in the guest and in the hypervisor's process; empty if the
+    /// guest does not map it.
     fn memory_map(&self, backend: &str) -> impl Answer<Vec<Mapping>>;
 
-    /// Memory that was plugged in after the VM was started, or can be, whatever its backend is.
+    /// Memory that was or can be plugged in after the VM's start, of any backend.
     fn plugged_memory(&self) -> impl Answer<Vec<Mapping>>;
 
     /// The threads that run virtual CPUs.
     fn vcpus(&self) -> impl Answer<Vec<Pid>>;
 
-    /// A device that keeps guest memory pinned: where a hole is punched into the memory file, it
-    /// would go on with pages that the guest no longer has.
+    /// A device that pins guest memory. It would keep using pages that a hole removed from the
+    /// guest.
     fn pinning_device(&self) -> impl Answer<Option<String>>;
 
     /// All virtio-mem devices.
     fn memory_devices(&self) -> impl Answer<Vec<MemoryDevice>>;
 
-    /// Asks the guest to take or to leave memory of a device. How far it has come, the device's
-    /// size tells later.
+    /// Asks the guest to plug or unplug memory of a device. The device's size shows the progress.
     fn request_size(&self, device: &str, size: ByteCount) -> impl Answer<()>;
 
-    /// How large the guest is by virtio-balloon, over all nodes.
+    /// The guest's size by virtio-balloon, over all nodes.
     fn balloon_size(&self) -> impl Answer<ByteCount>;
 
-    /// Asks the guest to make itself so large, over all nodes, by virtio-balloon.
+    /// Asks the guest to resize by virtio-balloon, over all nodes.
     fn request_balloon_size(&self, size: ByteCount) -> impl Answer<()>;
 
-    /// How many events it has told so far, which [`Events`] gives or has given; one more once the
-    /// connection has ended, after which nothing is told.
+    /// Number of events sent to [`Events`] so far, plus one once the connection has ended. No event
+    /// follows that end.
     fn events_told(&self) -> u64;
 
-    /// Asks something that changes nothing, for the order of what is said: once this has answered, all
-    /// events of what happened before it was called are told, and counted in [`events_told`].
+    /// A barrier: waits for a question that changes nothing. When it returns, all events of what
+    /// happened before the call have been sent and counted in [`events_told`].
     ///
     /// [`events_told`]: Self::events_told
     fn catch_up(&self) -> impl Answer<()>;
 
-    /// Waits until a memory device or the balloon changes its size, from the moment of this call
-    /// on. May never end: sizes are to be looked at now and then as well.
+    /// Waits for the next size change of a memory device or the balloon. It may never return, so
+    /// callers must also poll the sizes.
     fn size_change(&self) -> impl Future<Output = ()> + Send;
 }
 
-/// A call's result, later.
+/// The future result of a call.
 pub trait Answer<T>: Future<Output = Result<T, HypervisorError>> + Send {}
 
 impl<T, F: Future<Output = Result<T, HypervisorError>> + Send> Answer<T> for F {}
 
-/// A fresh connection. What was known of the one before it may no longer hold.
+/// A new connection. Facts from an earlier connection may be stale.
 #[derive(Debug)]
 pub struct Connection<H> {
-    /// For questions.
+    /// Handle for questions and commands.
     pub hypervisor: H,
-    /// What happens in the VM.
+    /// Events of the VM.
     pub events: Events,
     /// The process that runs the VM and has its memory.
     pub process: PeerProcess,
-    /// The agent's socket, where whoever manages the hypervisor has made it; else the configuration
-    /// names it, and `process` serves it.
+    /// The agent's socket, if the hypervisor's manager made it. Otherwise the configuration names
+    /// it, and `process` serves it.
     pub agent: Option<AgentSocket>,
 }
 
-/// A guest agent's socket, and who must have opened it.
+/// A guest agent's socket and the process that must have opened it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AgentSocket {
-    /// Where it is.
+    /// Path of the socket.
     pub path: PathBuf,
-    /// Who opened it.
+    /// The process that must have opened it.
     pub opener: Opener,
-    /// What it leads to.
+    /// The guest's device behind it.
     pub channel: Channel,
 }
 
-/// What an agent's socket leads to.
+/// The guest's device behind an agent's socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Channel {
     /// The guest's virtio-serial port.
     Port,
-    /// All of the guest's vsock ports: which one is meant is said first. Firecracker's docs/vsock.md
-    /// describes it, Cloud Hypervisor's docs/vsock.md takes it over.
+    /// All of the guest's vsock ports; the client first names one. Firecracker's docs/vsock.md
+    /// describes the protocol, and Cloud Hypervisor's docs/vsock.md adopts it.
     Vsock,
 }
 
-/// What a hypervisor tells by itself, in order.
+/// Unsolicited events of a hypervisor, in order.
 #[derive(Debug)]
 pub struct Events(mpsc::Receiver<Event>);
 
 impl Events {
-    /// What comes out of `events`; its other end is dropped when the connection ends.
+    /// Wraps a channel whose sender is dropped when the connection ends.
     pub(crate) fn new(events: mpsc::Receiver<Event>) -> Self {
         Self(events)
     }
 
-    /// The next one, or `None` when the connection has ended. May be dropped and called again
-    /// without losing one.
+    /// The next event, or `None` when the connection has ended. Cancel-safe: a dropped call loses
+    /// no event.
     pub async fn next(&mut self) -> Option<Event> {
         self.0.recv().await
     }
 }
 
-/// What happens in a VM, as far as its memory is concerned. Whoever hears of it asks for the
-/// present state.
+/// An event that concerns a VM's memory. Receivers must ask for the present state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
     /// The machine was reset: its memory is as after power-on, and its balloon is empty.
     Reset,
-    /// The machine was stopped, goes on, is migrated, or got or lost a device: where its memory lies
-    /// and what is in it may have changed.
+    /// The machine was stopped, resumed or migrated, or a device was added or removed. Place and
+    /// content of its memory may have changed.
     Changed,
 }
 
-/// Memory that a VM was started with.
+/// A memory backend: memory that a VM was started with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryBackend {
-    /// Its name; the hypervisor's own ones may have none.
+    /// Its name; some hypervisors have backends without one.
     pub id: Option<String>,
     /// Its size.
     pub size: ByteCount,
@@ -149,12 +147,12 @@ pub struct MemoryBackend {
     pub shared: bool,
 }
 
-/// A run of guest memory.
+/// A contiguous range of guest memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mapping {
-    /// Where the guest has it.
+    /// Its guest-physical addresses.
     pub guest: PhysRange,
-    /// Where its first byte lies in the hypervisor's process; the others follow.
+    /// Address of its first byte in the hypervisor's process; the rest follows contiguously.
     pub host: HostVirtAddr,
 }
 
@@ -162,33 +160,33 @@ pub struct Mapping {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HostVirtAddr(pub u64);
 
-/// A virtio-mem device: memory of a node that its guest can be asked to take or to leave.
+/// A virtio-mem device: memory of a node that the guest can plug and unplug.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryDevice {
-    /// The device's name; without one it cannot be told to resize.
+    /// The device's name; without one it cannot be resized.
     pub id: Option<String>,
     /// The guest's node that its memory belongs to.
     pub node: NodeId,
-    /// What the guest has of it now.
+    /// Memory that the guest has plugged now.
     pub size: ByteCount,
-    /// What it was asked to have.
+    /// Memory that the guest was asked to plug.
     pub requested: ByteCount,
-    /// The most it can have.
+    /// Maximum size.
     pub max: ByteCount,
-    /// Sizes are multiples of this.
+    /// Block size; sizes are multiples of it.
     pub block: ByteCount,
 }
 
-/// Why a hypervisor cannot be talked to, or does not do as told. Its own words, for a person.
+/// Reason why a hypervisor cannot be used, in its own words for people.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HypervisorError {
-    /// Nothing is said in time.
+    /// No answer came in time.
     #[error("{0}")]
     Timeout(String),
     /// The connection has ended.
     #[error("{0}")]
     Gone(String),
-    /// It cannot be connected to, refuses, or says what makes no sense.
+    /// It cannot be connected to, refuses, or sends something invalid.
     #[error("{0}")]
     Failed(String),
 }

@@ -1,4 +1,4 @@
-//! The file behind a VM's memory: giving parts of it back to the host.
+//! The file behind a VM's memory, and punching holes into it.
 
 use std::fmt;
 use std::fs::File;
@@ -14,7 +14,7 @@ use rustix::io::retry_on_intr;
 use crate::backing::FileOffset;
 use crate::outside::{self, MayWait};
 
-/// A file, whatever its name: device and inode (stat(2)).
+/// Identity of a file: device and inode (stat(2)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileId {
     /// st_dev.
@@ -30,17 +30,17 @@ impl fmt::Display for FileId {
     }
 }
 
-/// Bytes in a unit of st_blocks (stat(2)).
+/// Size of a block in st_blocks (stat(2)).
 const BLOCK_BYTES: u64 = 512;
 
-/// What lies behind a file.
+/// Storage behind a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Memory: tmpfs, to which memfds belong.
+    /// Memory: tmpfs, which includes memfds.
     Memory,
-    /// Huge pages that are set aside: hugetlbfs, or a memfd of such.
+    /// Reserved huge pages: hugetlbfs, or a memfd with them.
     Hugetlb,
-    /// Something that keeps what is written.
+    /// Persistent storage.
     Disk,
 }
 
@@ -59,7 +59,7 @@ impl MemoryFile {
     /// Takes a file that is open for writing.
     pub fn new(file: File, _: &MayWait) -> io::Result<Self> {
         let info = fstatfs(&file)?;
-        // As the kernel's headers have the numbers: 32 bits.
+        // The kernel's constants have 32 bits.
         let kind = match info.f_type as u32 {
             TMPFS_MAGIC => Kind::Memory,
             HUGETLBFS_MAGIC => Kind::Hugetlb,
@@ -68,43 +68,43 @@ impl MemoryFile {
         Ok(Self { file, kind })
     }
 
-    /// What lies behind the file.
+    /// Storage behind the file.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// Its path, as the kernel knows it now.
+    /// Its current path, from the kernel.
     pub(super) fn path(&self, wait: &MayWait) -> io::Result<PathBuf> {
         let link = format!("/proc/self/fd/{}", self.file.as_raw_fd());
         outside::link_of(link.as_ref(), wait)
     }
 
-    /// Which file it is.
+    /// Its identity.
     pub(super) fn id(&self, _: &MayWait) -> io::Result<FileId> {
         Ok(FileId::of(&self.file.metadata()?))
     }
 
-    /// How long it is.
+    /// Its length.
     pub(super) fn len(&self, _: &MayWait) -> io::Result<ByteCount> {
         Ok(ByteCount(self.file.metadata()?.len()))
     }
 
-    /// Bytes of host memory that the file takes now.
+    /// Host memory that the file occupies now.
     pub fn backed(&self, _: &MayWait) -> io::Result<ByteCount> {
         let blocks = self.file.metadata()?.blocks();
         Ok(ByteCount(blocks.saturating_mul(BLOCK_BYTES)))
     }
 
-    /// Reads from the file. Takes no memory where there is a hole.
+    /// Reads from the file. Reading a hole allocates nothing.
     pub fn read(&self, offset: FileOffset, into: &mut [u8], _: &MayWait) -> io::Result<()> {
         self.file.read_exact_at(into, offset.0)
     }
 
-    /// Gives a part of the file back to the host; whoever reads there finds zeros, and whoever
-    /// writes there gets new memory. The file stays as long as it is. Whole base pages only.
+    /// Punches a hole of whole base pages. It reads as zeros, and a write allocates new memory. The
+    /// file keeps its length.
     pub fn punch(&self, offset: FileOffset, bytes: ByteCount, _: &MayWait) -> io::Result<()> {
         let (offset, bytes) = (offset.0, bytes.0);
-        // A part of a page would only be zeroed, with whatever its owner has there.
+        // The kernel would only zero part of a page, including data that is still in use.
         if !(offset | bytes).is_multiple_of(PAGE_SIZE) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
@@ -123,7 +123,7 @@ mod tests {
     const PAGES: u64 = 64;
 
     proptest! {
-        /// What is punched reads as zeros and returns to the host; all else stays as it is.
+        /// The hole reads as zeros and returns to the host; the rest is unchanged.
         #[test]
         fn exactly_the_punched_part_returns(first in 0..PAGES, count in 1..PAGES) {
             let count = count.min(PAGES - first);
@@ -167,7 +167,7 @@ mod tests {
         let kind = |file| MemoryFile::new(file, &MayWait::in_a_test()).unwrap().kind();
         assert_eq!(kind(memfd(PAGE_SIZE)), Kind::Memory);
         assert_eq!(kind(File::open("/proc/uptime").unwrap()), Kind::Disk);
-        // Takes no huge page as long as it is empty.
+        // An empty file needs no huge page.
         match rustix::fs::memfd_create("huge", rustix::fs::MemfdFlags::HUGETLB) {
             Ok(file) => assert_eq!(kind(file.into()), Kind::Hugetlb),
             Err(error) => eprintln!("skipped: no hugetlb memfd here: {error}"),

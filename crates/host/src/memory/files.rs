@@ -1,5 +1,7 @@
-//! The files of one tier as one: most hypervisors have one file for a node, Cloud Hypervisor one for each
-//! run of its addresses.
+//! The files of one tier as a single address range.
+//!
+//! Most hypervisors have one file for a node. Cloud Hypervisor has one for each run of its
+//! addresses.
 
 use std::io;
 
@@ -10,32 +12,32 @@ use super::owners::OwnedFile;
 use crate::backing::FileOffset;
 use crate::outside::MayWait;
 
-/// The most files that a tier may have. A machine has few runs of memory.
+/// Maximum number of files of a tier; a machine has few runs of memory.
 pub(super) const FILES_MAX: usize = 16;
 
-/// Files one after the other; the second begins where the first ends.
+/// Files laid end to end.
 #[derive(Debug, Default)]
 pub(super) struct Files(Vec<Part>);
 
 #[derive(Debug)]
 struct Part {
     id: FileId,
-    /// Where it begins among the others.
+    /// Start among the files.
     base: u64,
     bytes: u64,
     file: MemoryFile,
-    /// Held as long as the file may be punched.
+    /// Keeps the file reserved while it may be punched.
     _owned: OwnedFile,
 }
 
 impl Files {
-    /// Where a file that is among them begins.
+    /// Start of a file that was added.
     pub(super) fn base(&self, id: FileId) -> Option<FileOffset> {
         let part = self.0.iter().find(|part| part.id == id)?;
         Some(FileOffset(part.base))
     }
 
-    /// Adds another one; says where it begins, `None` if there are too many.
+    /// Adds a file. Returns its start, or `None` if there are too many.
     pub(super) fn add(
         &mut self,
         id: FileId,
@@ -58,7 +60,7 @@ impl Files {
         Ok(Some(FileOffset(base)))
     }
 
-    /// Gives a part of them back to the host.
+    /// Punches a hole into a range of the files.
     pub(super) fn punch(
         &self,
         offset: FileOffset,
@@ -70,7 +72,7 @@ impl Files {
         })
     }
 
-    /// Reads from them.
+    /// Reads from the files.
     pub(super) fn read(
         &self,
         offset: FileOffset,
@@ -83,7 +85,7 @@ impl Files {
         })
     }
 
-    /// What all of them take of the host's memory now.
+    /// Host memory that all files occupy now.
     pub(super) fn backed(&self, wait: &MayWait) -> io::Result<ByteCount> {
         let mut sum = 0_u64;
         for part in &self.0 {
@@ -92,7 +94,7 @@ impl Files {
         Ok(ByteCount(sum))
     }
 
-    /// Does something to each file that has a piece of this part, with the piece's place in the part.
+    /// Applies `work` to each file that overlaps the range, with the overlap's place in the range.
     fn each(
         &self,
         offset: FileOffset,
@@ -102,7 +104,8 @@ impl Files {
         let mut done = 0;
         while done < bytes {
             let at = offset.0.saturating_add(done);
-            // A file may have grown since; the last one goes as far as it is asked for.
+            // The file may have grown since, so a range may run past the known end of the last
+            // file.
             let part = self.0.iter().rfind(|part| part.base <= at);
             let part = part.ok_or(io::ErrorKind::InvalidInput)?;
             let is_last = self.0.last().is_some_and(|last| last.base == part.base);
@@ -112,7 +115,7 @@ impl Files {
             done = piece.end;
             work(&part.file, FileOffset(into), piece)?;
         }
-        // An empty part is nonsense to a file, and its to refuse.
+        // Pass an empty range on, so that the file rejects it.
         match (bytes, self.0.first()) {
             (0, Some(part)) => work(&part.file, offset, 0..0),
             _ => Ok(()),
@@ -132,7 +135,7 @@ mod tests {
     use crate::testing::memfd;
 
     proptest! {
-        /// Whatever is punched of the whole reads as zeros, in whichever file it is, and nothing else.
+        /// A hole reads as zeros in whichever file it lies; the rest is unchanged.
         #[test]
         fn several_files_are_as_one(
             sizes in prop::collection::vec(1..5_u64, 1..4),

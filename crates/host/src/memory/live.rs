@@ -1,4 +1,4 @@
-//! The memory of a running VM, found anew with every connection to its hypervisor.
+//! The memory of a running VM, looked up again for each connection to its hypervisor.
 
 use std::io;
 use std::path::PathBuf;
@@ -17,120 +17,122 @@ use crate::hypervisor::{
 use crate::outside::{self, MayWait, Outside, Stuck};
 use crate::process::PeerProcess;
 
-/// Why a VM's memory cannot be managed.
+/// Reason why a VM's memory cannot be managed.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
-    /// The hypervisor does not say what is needed.
+    /// The hypervisor did not answer or refused.
     #[error(transparent)]
     Hypervisor(#[from] HypervisorError),
-    /// A memory backend will not do.
+    /// A memory backend cannot be used.
     #[error("memory backend {memdev:?} of {hypervisor}: {why}")]
     Backend {
-        /// Whose.
+        /// The hypervisor.
         hypervisor: String,
         /// The backend's id.
         memdev: String,
-        /// What is wrong with it.
+        /// The backend's fault.
         why: BackendError,
     },
-    /// A device would keep what we take away.
+    /// A device pins memory that would be punched.
     #[error(
         "device {device:?} of {hypervisor} keeps guest memory pinned; a VM with such a device cannot be ballooned"
     )]
     Pinned {
-        /// Whose.
+        /// The hypervisor.
         hypervisor: String,
         /// The device.
         device: String,
     },
-    /// What hypervisor and kernel say does not fit together.
-    #[error("the memory of {hypervisor} makes no sense: {source}")]
+    /// The hypervisor's and the kernel's data contradict each other.
+    #[error("the memory map of {hypervisor} contradicts itself: {source}")]
     Overlap {
-        /// Whose.
+        /// The hypervisor.
         hypervisor: String,
-        /// What overlaps.
+        /// The overlap.
         source: Overlap,
     },
-    /// Looking for it takes too long.
+    /// The search takes too long.
     #[error(transparent)]
     Stuck(#[from] Stuck),
 }
 
-/// What is wrong with a memory backend.
+/// Reason why a memory backend cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
-    /// There is none of this name.
+    /// There is no backend of this name.
     #[error("there is none; there are: {0}; set memdev in the VM's configuration to one of them")]
     Missing(String),
-    /// Other processes cannot reach this memory.
+    /// The memory is private to the hypervisor.
     #[error(
         "it is private; give its -object memory-backend-* the option share=on (Cloud Hypervisor: its \
          --memory-zone shared=on)"
     )]
     Private,
-    /// What is kept of a VM grows with its memory, which a hypervisor could make up.
+    /// The backend is larger than the bound. Our bookkeeping grows with the size that a hypervisor
+    /// claims.
     #[error("it has {0}, and a tier may have {TIER_MAX} at the most")]
     TooLarge(ByteCount),
-    /// The guest has it nowhere.
-    #[error("the guest has it nowhere in its memory; give it to a node: -numa node,memdev=..")]
+    /// The guest does not map it.
+    #[error("the guest does not map it; assign it to a node: -numa node,memdev=..")]
     NotInGuest,
-    /// More runs than any machine has.
+    /// It is mapped in more runs than any real machine has.
     #[error("the guest has it in more than {RUNS_MAX} runs of addresses")]
     Runs,
-    /// It is mapped in a way that we cannot follow.
+    /// The tier has too many files.
     #[error("it has more than {FILES_MAX} files")]
     InParts,
-    /// The process behind the socket does not have this memory.
+    /// The process behind the socket does not map this memory.
     #[error(transparent)]
     Process(#[from] ProcessError),
-    /// A hole would be no good: parts of huge pages do not return, and whole ones may not come again.
+    /// The memory lies on hugetlbfs. Parts of a huge page cannot be freed, and freed ones may be
+    /// lost for good.
     #[error(
-        "it lies on hugetlbfs, where a hole gives up the huge page's reservation: the VM would die of \
-         SIGBUS when it takes the memory again and none is left; use memory-backend-memfd without \
-         hugetlb, with transparent huge pages (/sys/kernel/mm/transparent_hugepage/shmem_enabled)"
+        "it lies on hugetlbfs, where a hole loses the huge page's reservation, so the VM could die of \
+         SIGBUS when it uses the memory again; use memory-backend-memfd without hugetlb, with \
+         transparent huge pages (/sys/kernel/mm/transparent_hugepage/shmem_enabled)"
     )]
     Hugetlb,
-    /// It keeps what is written: more than memory may be in it.
+    /// The file lies on a disk and may hold data that must persist.
     #[error(
         "it is {0}, which does not lie on tmpfs; use memory-backend-memfd, or name \
          its folder in memory_paths"
     )]
     OnDisk(PathBuf),
-    /// The file does not answer.
+    /// The file cannot be read or does not answer.
     #[error("{0}")]
     File(#[from] io::Error),
-    /// Two VMs, or two tiers of one, share a file.
+    /// Two VMs, or two tiers of one VM, share a file.
     #[error("it is {file}, which is {other} already; give every memory backend a file of its own")]
     Shared {
         /// The file.
         file: FileId,
-        /// Whose memory it is.
+        /// The other VM and tier.
         other: String,
     },
 }
 
-/// The most memory that a VM may have of a tier: what is held of it takes 32 MiB to know.
+/// Maximum memory of a VM's tier. Its bitmap takes 32 MiB.
 pub const TIER_MAX: ByteCount = ByteCount(1 << 40);
 
-/// The most runs of addresses in which a guest may have a backend.
+/// Maximum number of address runs of a backend.
 const RUNS_MAX: usize = 1 << 16;
 
-/// Which of this host's files may be a VM's memory. Clones share the list of owners.
+/// Files of this host that may be a VM's memory. Clones share the list of owners.
 #[derive(Debug, Clone)]
 pub struct HostFiles {
-    /// Where /proc is below.
+    /// Parent of /proc.
     pub root: PathBuf,
-    /// Folders whose files may be memory although they lie on a disk.
+    /// Folders on disk whose files may be memory.
     pub memory_paths: Vec<PathBuf>,
-    /// Whose memory each file is.
+    /// Owner of each file in use.
     pub owners: FileOwners,
-    /// Which VM each process runs.
+    /// VM of each process.
     pub(crate) processes: ProcessOwners,
 }
 
 impl HostFiles {
-    /// Whether a file lies in one of the folders, by its path and by what lies there for us: a
-    /// process can have folders of its own where we have others.
+    /// Whether a file lies in one of the folders. Checks the path and the file that we find there,
+    /// because a process can have other mounts than ours.
     fn allows(&self, file: &MemoryFile, wait: &MayWait) -> io::Result<bool> {
         let path = file.path(wait)?;
         let named = self
@@ -161,14 +163,14 @@ pub struct LiveBacking<H> {
     map: MemoryMap,
     sizes: TierBytes,
     files: PerTier<Files>,
-    /// Memory of no tier, and where the hypervisor has each run of it; in order.
+    /// Plugged memory of no tier, in order, and the address of each run in the hypervisor.
     plugged: Vec<PhysRange>,
     plugged_at: Vec<HostVirtAddr>,
     root: PathBuf,
     process: PeerProcess,
 }
 
-/// What is found out about one tier.
+/// The result of the search for one tier.
 struct Found {
     size: ByteCount,
     pieces: Vec<Piece>,
@@ -176,7 +178,7 @@ struct Found {
 }
 
 impl<H: Hypervisor> LiveBacking<H> {
-    /// Finds the memory of a VM behind a connection. `memdev` names its backends, `vm` it itself
+    /// Finds the memory of a VM behind a connection. `memdev` names its backends, `vm` names the VM
     /// in messages.
     pub async fn find(
         host: &HostFiles,
@@ -209,7 +211,7 @@ impl<H: Hypervisor> LiveBacking<H> {
         let found = outside.ask("looking for the VM's memory", move |wait| search.run(wait));
         let (map, fast, slow) = found.await??;
         if !connection.process.is_there() {
-            // Another one may have its number by now.
+            // The process may have ended and its number may be in use again.
             let why = format!("{} has ended", hypervisor.name());
             return Err(HypervisorError::Gone(why).into());
         }
@@ -288,12 +290,12 @@ impl<H: Hypervisor> Backing for LiveBacking<H> {
 struct Search {
     host: HostFiles,
     vm: String,
-    /// For messages.
+    /// Name for messages.
     hypervisor: String,
     pid: Pid,
     backends: Vec<MemoryBackend>,
     memdev: PerTier<String>,
-    /// Where the hypervisor says that each backend lies.
+    /// Addresses of each backend, as the hypervisor reports them.
     mapped: PerTier<Vec<Mapping>>,
 }
 
@@ -359,7 +361,7 @@ impl Search {
         })
     }
 
-    /// The size of a backend, if it is shared.
+    /// The size of a backend; an error if it is missing or private.
     fn shared_size(&self, memdev: &str) -> Result<ByteCount, BackendError> {
         let named = |backend: &&MemoryBackend| backend.id.as_deref() == Some(memdev);
         match self.backends.iter().find(named) {
@@ -440,7 +442,7 @@ mod tests {
         let wait = MayWait::in_a_test();
         let backing = find(&vm, "a", &FakeVm::memdev(), &host).await.unwrap();
         assert_eq!(backing.size(Tier::Slow), ByteCount(8 * MIB));
-        // The second half of slow memory lies behind a hole.
+        // The second half of slow memory lies above a hole.
         let high = range((4 << 30) + MIB, MIB);
         let extent = backing.resolve(Tier::Slow, high).unwrap();
         assert_eq!(extent.offset.0, 5 * MIB);
@@ -481,7 +483,7 @@ mod tests {
         assert!(backing.plugged().contains(&dimm));
         assert!(backing.resolve(Tier::Fast, dimm).is_err());
         let wait = MayWait::in_a_test();
-        // Its memory is that of the fast tier here.
+        // This double maps the fast tier's memory there.
         vm.file(Tier::Fast).write_all_at(b"proof", MIB).unwrap();
         let mut read = [0; 5];
         let at = GuestPhysAddr(dimm.start().0 + MIB);
@@ -544,7 +546,7 @@ mod tests {
 
     #[tokio::test]
     async fn huge_pages_that_are_set_aside_are_refused() {
-        // Takes no huge page as long as it is empty.
+        // An empty file needs no huge page.
         let huge = match rustix::fs::memfd_create("huge", rustix::fs::MemfdFlags::HUGETLB) {
             Ok(file) => fs::File::from(file),
             Err(error) => return eprintln!("skipped: no hugetlb memfd here: {error}"),
@@ -582,7 +584,7 @@ mod tests {
             assert!(said.contains("memory_paths"), "{said}");
         }
         find_with(&[folder.path()]).await.unwrap();
-        // What has no path lies in no folder.
+        // A deleted file has no path, so it lies in no folder.
         fs::remove_file(&path).unwrap();
         assert!(find_with(&[folder.path()]).await.is_err());
     }

@@ -1,42 +1,42 @@
-//! From guest-physical addresses to positions in memory files.
+//! Translates guest-physical addresses to positions in memory files.
 //!
 //! # Problem
-//! A guest names ranges of its physical memory; a hole must be punched into the right file at the
-//! right offset, and nowhere else, whatever the guest names. Memory is no single run: it has holes
-//! below 1 MiB and below 4 GiB, and a node may begin in the middle of such a run.
+//! A guest names ranges of its physical memory. The hole must be punched into the right file at the
+//! right offset and nowhere else, whatever the guest names. Memory is not contiguous: it has holes
+//! below 1 MiB and below 4 GiB, and a node may begin in the middle of a run.
 //!
 //! # Approach
-//! Sorted pieces that QEMU told, each a run of addresses that lies in one file without a gap;
-//! neighbours that are neighbours in the file as well are one piece. A range is found by binary
-//! search and must lie in one piece.
+//! The map is a sorted list of pieces that QEMU reported. A piece is a run of addresses that is
+//! contiguous in one file; pieces that touch in the guest and in the file are merged. A range is
+//! found by binary search and must lie in one piece.
 //!
 //! # Properties
-//! - A range resolves exactly when all its pages follow each other in the file of the tier that
-//!   was asked for; its extent then is where the pieces say.
+//! - A range resolves exactly when all its pages are contiguous in the file of the requested tier.
+//!   Its extent is where the pieces say.
 //! - Pieces that overlap, in guest memory or in a file, make no map.
 
 use demeter_policy::{ByteCount, GuestPhysAddr, PhysRange, Tier};
 
 use crate::backing::{Extent, FileOffset, NotInTier};
 
-/// A run of guest memory and where it lies in its tier's file.
+/// A run of guest memory and its place in its tier's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
-    /// Where the guest has it.
+    /// Guest-physical addresses.
     pub range: PhysRange,
     /// The tier, and so the file.
     pub tier: Tier,
-    /// Position of the first byte in the file; where a tier has several, in all of them one after the other.
+    /// Position of the first byte in the tier's file. Several files count as laid end to end.
     pub offset: FileOffset,
 }
 
 impl Piece {
-    /// One past the last position in the file.
+    /// End of the piece in the file, exclusive.
     fn offset_end(&self) -> FileOffset {
         FileOffset(self.offset.0.saturating_add(self.range.len().0))
     }
 
-    /// The piece that both are, if `next` goes on where `self` ends, in the guest and in the file.
+    /// The merged piece, if `next` continues `self` in the guest and in the file.
     fn joined(&self, next: &Self) -> Option<Self> {
         let follows = self.tier == next.tier
             && self.range.end() == next.range.start()
@@ -47,14 +47,14 @@ impl Piece {
     }
 }
 
-/// A VM's memory.
+/// The memory map of a VM.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MemoryMap {
-    /// By first address; without overlap; no two could be one.
+    /// Sorted by address, disjoint, and fully merged.
     pieces: Vec<Piece>,
 }
 
-/// Two pieces have something in common.
+/// Two pieces overlap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("two pieces of memory overlap at {0}")]
 pub struct Overlap(pub GuestPhysAddr);
@@ -85,7 +85,7 @@ impl MemoryMap {
         Ok(map)
     }
 
-    /// Where a range lies in the file of `tier`.
+    /// The place of a range in the file of `tier`.
     pub fn resolve(&self, tier: Tier, range: PhysRange) -> Result<Extent, NotInTier> {
         let after = self
             .pieces
@@ -140,7 +140,7 @@ mod tests {
         })
     }
 
-    /// The same question asked for one page.
+    /// A plain search for one page.
     fn page_of(pieces: &[Piece], tier: Tier, page: u64) -> Option<u64> {
         let page = pages(page, 1);
         let holds = |p: &&Piece| p.tier == tier && p.range.covers(&page);

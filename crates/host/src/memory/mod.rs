@@ -1,10 +1,9 @@
-//! A VM's memory on the host: which file backs which guest-physical range, and giving parts of it
-//! back.
+//! A VM's memory on the host: the file behind each guest-physical range.
 //!
-//! Nothing is assumed about the machine. QEMU says which memory lies where for its guest and where
-//! it has mapped it itself; the kernel says which file that mapping is, at which offset
-//! (/proc/PID/maps), and lends the descriptor that the hypervisor itself has of it (pidfd_getfd(2)). So it makes no difference whether memory
-//! is a memfd or a file in /dev/shm, and whether its name is still there.
+//! The module assumes nothing about the machine's layout. QEMU reports where the guest has its
+//! memory and where QEMU has mapped it. The kernel reports the file and offset of that mapping
+//! (/proc/PID/maps) and duplicates the hypervisor's own descriptor (pidfd_getfd(2)). So memory may
+//! be a memfd or a file in /dev/shm, even one whose name is gone.
 
 mod file;
 mod files;

@@ -1,34 +1,34 @@
-//! Files that a process has mapped, by the name that its maps show.
+//! Files that a process has mapped, found by their name in its maps.
 
 use super::FileId;
 use super::process::Mapping;
 use crate::hypervisor::HostVirtAddr;
 
-/// A file by the name that it has in a process's maps, mapped from its beginning on.
+/// A named file that a process has mapped from its beginning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NamedFile {
     /// The file.
     pub file: FileId,
-    /// Where its first byte lies in the process.
+    /// Address of its first byte in the process.
     pub at: HostVirtAddr,
-    /// How much of it lies there in one run.
+    /// Bytes that are mapped there contiguously.
     pub bytes: u64,
 }
 
-/// All files of this name, as a process has them mapped (the text of its maps).
+/// All mapped files of this name in a process; `maps` is the text of /proc/PID/maps.
 pub(crate) fn named_files(maps: &str, name: &str) -> Vec<NamedFile> {
     let mut found: Vec<NamedFile> = vec![];
     for line in maps.lines() {
         let Some(mapping) = line.contains(name).then(|| Mapping::parse(line)).flatten() else {
             continue;
         };
-        // Behind address, rights, offset, device and inode.
+        // The name follows address, rights, offset, device and inode.
         if line.split_ascii_whitespace().nth(5) != Some(name) || mapping.end <= mapping.start {
             continue;
         }
         let bytes = mapping.end - mapping.start;
         match found.last_mut() {
-            // The kernel may keep one mapping in several pieces.
+            // The kernel may split one mapping into several.
             Some(last)
                 if last.file == mapping.file
                     && last.at.0.checked_add(last.bytes) == Some(mapping.start)

@@ -1,5 +1,7 @@
-//! Owners of memory files and of processes. A hole punched for one VM must not be another's memory, and one
-//! process must not be managed as two VMs.
+//! Owners of memory files and processes.
+//!
+//! A hole punched for one VM must not be another's memory, and one process must not be managed as
+//! two VMs.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,14 +9,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::FileId;
 use crate::process::PeerProcess;
 
-/// Things with one owner each. Clones share the same list.
+/// A list of keys with one owner each. Clones share the list.
 #[derive(Debug, Clone)]
 pub struct Owners<K: Ord>(Arc<Mutex<BTreeMap<K, String>>>);
 
-/// The files that VMs of this host have as memory.
+/// Memory files of this host's VMs.
 pub type FileOwners = Owners<FileId>;
 
-/// The processes that run VMs of this host.
+/// Processes of this host's VMs.
 pub(crate) type ProcessOwners = Owners<PeerProcess>;
 
 impl<K: Ord> Default for Owners<K> {
@@ -23,18 +25,18 @@ impl<K: Ord> Default for Owners<K> {
     }
 }
 
-/// Something with an owner; released when dropped.
+/// A key with an owner; released when dropped.
 #[derive(Debug)]
 pub(crate) struct Owned<K: Ord> {
     owners: Owners<K>,
     key: K,
 }
 
-/// A file that is somebody's.
+/// A file with an owner.
 pub(super) type OwnedFile = Owned<FileId>;
 
 impl<K: Ord + Clone> Owners<K> {
-    /// Notes something as that of `owner`; the error is who has it.
+    /// Records `owner` for a key; the error is the present owner.
     pub(crate) fn take(&self, key: K, owner: String) -> Result<Owned<K>, String> {
         let mut owners = self.owners();
         if let Some(other) = owners.get(&key) {

@@ -1,4 +1,4 @@
-//! Which file backs an address of another process, from its `maps` and `fd` in /proc.
+//! Finds the file behind an address of another process, from /proc/PID/maps and fd.
 
 use std::fs::{self, File};
 use std::io;
@@ -16,27 +16,27 @@ use crate::hypervisor::HostVirtAddr;
 use crate::outside::{self, MayWait};
 use crate::process::pidfd;
 
-/// Where in which file a piece of a process's memory lies.
+/// File and offset of a piece of a process's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mapped {
     /// The file.
     pub file: FileId,
-    /// Where it begins in the file.
+    /// Position in the file.
     pub offset: FileOffset,
 }
 
-/// Why a process's memory cannot be traced to a file.
+/// Reason why a process's memory has no usable file.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
     /// Its files in /proc cannot be read.
     #[error("cannot read {path}: {source}; run as root or as the user that QEMU runs as")]
     Read {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The process does not have it.
+    /// The process has not mapped the address.
     #[error(
         "process {pid} has nothing mapped at {:#x}; the QMP socket must be opened by QEMU itself (-qmp unix:PATH,server=on,wait=off)",
         addr.0
@@ -44,36 +44,34 @@ pub enum ProcessError {
     NotMapped {
         /// The process that runs the VM.
         pid: Pid,
-        /// The address in it.
+        /// The address in the process.
         addr: HostVirtAddr,
     },
-    /// Punching the file would not take this memory away, or there is no file.
+    /// The mapping is private or has no file, so a hole would free nothing.
     #[error(
         "it is private memory of QEMU (process {0}); give its -object memory-backend-memfd or -file the option share=on"
     )]
     Private(Pid),
-    /// The process may not write it, so nobody may in its name.
+    /// The process may not write the file, so we must not punch it on its behalf.
     #[error("process {0} may only read it; give its -object memory-backend-* readonly=off")]
     ReadOnly(Pid),
-    /// No open file of the process is the mapped one.
-    #[error("process {pid} has mapped {file} but keeps it open no more")]
+    /// The process has no open descriptor of the mapped file.
+    #[error("process {pid} has mapped {file} but has no open descriptor of it")]
     Closed {
-        /// QEMU.
+        /// QEMU's process.
         pid: Pid,
         /// The file.
         file: FileId,
     },
-    /// More is mapped than any VM needs.
-    #[error(
-        "process {0} has more than {MAPPINGS_MAX} mappings; what has it mapped in so many pieces?"
-    )]
+    /// The process has more mappings than any VM needs.
+    #[error("process {0} has more than {MAPPINGS_MAX} mappings, too many for a VM")]
     TooMany(Pid),
 }
 
-/// The most mappings of a process: four times what Linux allows by default (vm.max_map_count).
+/// Maximum mappings of a process: four times Linux's default (vm.max_map_count).
 const MAPPINGS_MAX: usize = 1 << 18;
 
-/// The most descriptors of a process that are looked through.
+/// Maximum number of descriptors that are searched.
 const DESCRIPTORS_MAX: usize = 1 << 16;
 
 /// One line of /proc/PID/maps (proc(5)).
@@ -111,17 +109,17 @@ impl Mapping {
     }
 }
 
-/// The mappings of a process as they were when they were read: once for all that is looked for.
+/// A snapshot of a process's mappings.
 #[derive(Debug)]
 pub struct Maps {
     pid: Pid,
     text: String,
-    /// In order of address, as the kernel lists them, and where each one's line begins in the text.
+    /// Sorted by address, each with the position of its line in the text.
     mappings: Vec<(Mapping, usize)>,
 }
 
 impl Maps {
-    /// Reads those of a running process; `root` is where /proc is below.
+    /// Reads the mappings of a running process; `root` is the parent of /proc.
     pub(super) fn read(root: &Path, pid: Pid, wait: &MayWait) -> Result<Self, ProcessError> {
         let path = root.join(format!("proc/{pid}/maps"));
         let text = outside::text_of(&path, wait);
@@ -129,10 +127,10 @@ impl Maps {
         Self::parse(text, pid)
     }
 
-    /// The same from their text (proc(5)). Lines that are no mappings are passed over.
+    /// Parses the text of a maps file (proc(5)). Lines that are no mappings are skipped.
     ///
     /// # Errors
-    /// When there are more than a process may have.
+    /// If there are more mappings than a process may have.
     pub fn parse(text: String, pid: Pid) -> Result<Self, ProcessError> {
         let mut mappings: Vec<(Mapping, usize)> = vec![];
         let mut at = 0;
@@ -154,11 +152,11 @@ impl Maps {
         })
     }
 
-    /// The file behind `[addr, addr + bytes)`. The kernel may keep one mapping in several pieces; they
-    /// must be of one file without a gap.
+    /// The file behind `[addr, addr + bytes)`. The kernel may split one mapping into several; they
+    /// must be contiguous in one file.
     ///
     /// # Errors
-    /// When not all of it is memory of one file that the process shares and may write.
+    /// If any part is not shared, writable memory of one file.
     pub fn find(&self, addr: HostVirtAddr, bytes: ByteCount) -> Result<Mapped, ProcessError> {
         let pid = self.pid;
         let not_mapped = |addr| ProcessError::NotMapped {
@@ -201,13 +199,13 @@ impl Maps {
     fn name_of(&self, file: FileId) -> &str {
         let line = self.mappings.iter().find(|(of, _)| of.file == file);
         let line = line.and_then(|(_, at)| self.text[*at..].lines().next());
-        // Behind address, rights, offset, device and inode.
+        // The name follows address, rights, offset, device and inode.
         let name = line.and_then(|line| line.splitn(6, ' ').nth(5));
         name.unwrap_or_default().trim_start()
     }
 }
 
-/// Reads what a process has at `at`.
+/// Reads memory of a process at `at`.
 pub(super) fn read(
     root: &Path,
     pid: Pid,
@@ -219,11 +217,11 @@ pub(super) fn read(
     memory.read_exact_at(into, at.0)
 }
 
-/// Takes a mapped file that the process has open for writing: its own descriptor (pidfd_getfd(2)). So
-/// nothing can be done to the file that the process itself could not do.
+/// Duplicates the process's own descriptor of a mapped file that it may write (pidfd_getfd(2)). So
+/// we can do nothing to the file that the process itself could not do.
 ///
-/// Descriptors with the mapping's name come first. Other files of the process may lie on storage that hangs,
-/// and are touched only if need be.
+/// Descriptors with the mapping's name are tried first. Other files of the process may lie on
+/// storage that hangs, so they are touched only if needed.
 pub(super) fn take(
     root: &Path,
     maps: &Maps,
@@ -248,7 +246,7 @@ pub(super) fn take(
             .file_name()
             .and_then(|name| name.to_str()?.parse().ok());
         let (Some(number), Ok(found)) = (number, outside::file_at(&path, wait)) else {
-            // A descriptor may be closed while we look.
+            // The descriptor may have been closed meanwhile.
             continue;
         };
         if found != file {
@@ -256,14 +254,14 @@ pub(super) fn take(
         }
         let taken = match pidfd_getfd(&process, number, PidfdGetfdFlags::empty()) {
             Ok(taken) => File::from(taken),
-            // Ubuntu keeps processes of one user from another's descriptors. Without privilege we
-            // can open no more than that user may.
+            // Ubuntu forbids duplicating descriptors of other processes of the same user. Without
+            // privileges we can open only files that this user may open anyway.
             Err(Errno::PERM) if !geteuid().is_root() => {
                 outside::open(&path, true, wait).map_err(error(&path))?
             }
             Err(refused) => return Err(error(&path)(refused.into())),
         };
-        // The number may belong to another file by now.
+        // The descriptor may refer to another file by now.
         if !taken.metadata().is_ok_and(|meta| FileId::of(&meta) == file) {
             continue;
         }
@@ -276,11 +274,11 @@ pub(super) fn take(
     Err(missing)
 }
 
-/// What a process has open that keeps its memory pinned, as far as descriptors show it.
+/// An open file of the process that pins its memory, as far as descriptors show it.
 pub(crate) fn pinned_by(root: &Path, pid: Pid, wait: &MayWait) -> io::Result<Option<String>> {
     let process = root.join(format!("proc/{pid}"));
     for path in outside::entries_of(&process.join("fd"), DESCRIPTORS_MAX, wait)? {
-        // A descriptor may be closed while we look.
+        // The descriptor may have been closed meanwhile.
         let Ok(target) = outside::link_of(&path, wait) else {
             continue;
         };
@@ -299,8 +297,8 @@ pub(crate) fn pinned_by(root: &Path, pid: Pid, wait: &MayWait) -> io::Result<Opt
     Ok(None)
 }
 
-/// Devices whose users pin memory: VFIO (passed-through devices, NVMe in user space), IOMMUFD,
-/// vhost-vdpa, encrypted memory, RDMA.
+/// Devices that pin their users' memory: VFIO (passed-through devices, NVMe in user space),
+/// IOMMUFD, vhost-vdpa, encrypted memory, RDMA.
 const PINNING: [&str; 5] = [
     "/dev/vfio/",
     "/dev/iommu",
@@ -309,7 +307,7 @@ const PINNING: [&str; 5] = [
     "/dev/infiniband/",
 ];
 
-/// Whether a ring has buffers registered, by its fdinfo (Linux' io_uring/fdinfo.c).
+/// Whether a ring has registered buffers, from its fdinfo (Linux's io_uring/fdinfo.c).
 fn fixed_buffers(info: &str) -> bool {
     let counts = info
         .lines()
@@ -440,7 +438,7 @@ nonsense
             "mapping it takes both rights"
         );
         drop(file);
-        // Root may open it for writing; who has it open for reading may not have it written.
+        // Root could open the file for writing, but its read-only holder must not have it written.
         let reader = File::open(&path).unwrap();
         assert!(matches!(taken(), Err(ProcessError::ReadOnly(_))));
         let both = File::options().read(true).write(true).open(&path).unwrap();
@@ -487,7 +485,7 @@ nonsense
             assert_eq!(found().as_deref(), Some(device));
             fs::remove_file(process.join("fd/7")).unwrap();
         }
-        // Who cannot look does not go on.
+        // A failed check is an error, not an absence.
         assert!(pinned_by(root.path(), Pid(8), &WAIT()).is_err());
     }
 
@@ -509,7 +507,7 @@ nonsense
                 .unwrap();
             assert_eq!(found.offset, FileOffset(i * 0x2000));
         }
-        // 4000 searches of a list that is read anew each take minutes.
+        // Parsing the list again for each of 4000 searches would take minutes.
         assert!(begun.elapsed() < std::time::Duration::from_secs(10));
         let all: String = (0..=MAPPINGS_MAX as u64).map(line).collect();
         let said = Maps::parse(all, Pid(9)).unwrap_err();

@@ -3,8 +3,8 @@ use std::os::unix::net::UnixListener;
 
 use super::*;
 
-/// Modules that may open files. They open the controller's own, or files that the kernel answers at once, or
-/// are called on threads that may wait.
+/// Modules that may open files: the controller's own files, files that the kernel answers at once,
+/// or files on threads that may block.
 const OWN: [&str; 9] = [
     "outside.rs",
     "config.rs",
@@ -13,12 +13,12 @@ const OWN: [&str; 9] = [
     "process.rs",
     "probe.rs",
     "hard_limit.rs",
-    // On descriptors that they have, by a `MayWait`.
+    // They use open descriptors and take a `MayWait`.
     "memory/file.rs",
     "memory/process.rs",
 ];
 
-/// All sources below a folder, but for tests and doubles.
+/// All sources below a folder, except for tests and test doubles.
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -68,7 +68,7 @@ fn nobody_else_waits_for_files() {
                 "spawn_blocking",
                 "block_in_place",
             ] {
-                // Its own answers end in time.
+                // Its own questions have a time limit.
                 let is_answer =
                     own == "hypervisor/cloud_hypervisor/connection.rs" && waits == "spawn_blocking";
                 assert!(
@@ -113,7 +113,7 @@ async fn sockets_are_reached_by_no_link_of_others() {
     let _listener = UnixListener::bind(&socket).unwrap();
     let outside = Outside::default();
     outside.connect(&socket).await.unwrap();
-    // Links of ours, in a folder's place and in a file's, are fine.
+    // Our own links are followed, in place of a folder and of a file.
     let link = folder.path().join("link");
     symlink("qmp", &link).unwrap();
     outside.connect(&link).await.unwrap();

@@ -1,46 +1,47 @@
-//! Demeter's balloon: the guest's driver holds pages of a node, the host takes them back.
+//! Demeter's balloon: the guest's driver holds pages of a node, and the host punches them out.
 //!
 //! # Problem
-//! A guest names the memory that it does without. The host gives exactly that back, while the
-//! guest may lie, and may be reset at any moment. No byte of any other memory may be touched, and
-//! no page that a guest uses again.
+//! A guest names the pages that it gives up. The host must free exactly these pages, although the
+//! guest may lie and may be reset at any moment. It must touch no other memory, and no page that
+//! the guest uses again.
 //!
 //! # Approach
-//! A new view of the guest begins with a proof that its agent is in this VM: the driver shows a
-//! number that was made up just now in a page of each node, and it is read from the file of the tier.
+//! Each new view of the guest begins with a proof that its agent runs in this VM. The driver writes
+//! a fresh nonce into a page of each node, and the host reads it from the tier's file.
 //!
-//! Every range is checked when it is named: whole pages, in the VM's memory of that tier, not held
-//! already, within what was asked for. The first one that is not marks the guest as hostile, and
-//! nothing that the same answer named is touched. What is held is kept as a set of pages of the
-//! backing file, so that two addresses for one page count once.
+//! Each named range is checked at once: whole pages, in the VM's memory of that tier, not held
+//! already, within the size that was asked for. The first wrong range marks the guest as hostile,
+//! and no range of the same answer is punched. Held memory is kept as a set of pages of the backing
+//! file, so that two addresses of one page count once.
 //!
-//! A reset between an answer and the punch would make live memory of what was held. So the guest
-//! has to answer a ping in the same session right before every batch of punches, which is small
-//! (`punch.rs`); whoever hears of a reset drops the call, and the batch ends with the hole that is
-//! being made. And its driver gives nothing back by itself meanwhile: the out-of-memory allowance is
-//! zero from before the question until all punches are done.
+//! A reset between an answer and the punch would turn held memory into live memory. So the guest
+//! must answer a ping in the same session before each small batch of punches (`punch.rs`). A reset
+//! drops the call, and the batch ends with the current hole. The out-of-memory allowance is zero
+//! from before the question until all punches are done, so the driver gives nothing back meanwhile.
 //!
-//! What the host believes to be held is asked anew whenever the agent or the guest was started
-//! anew, when the driver gave memory back by itself, and after every deflation. What is held by then is one
-//! set of pages, for which the set before it makes room; of that one a digest of every 16 MiB is kept. Where
-//! the digest is another one now, what is held is punched; where it is the same, it was. Pages that are not
-//! held any more are the guest's again. Memory that was plugged in later (a DIMM) is of no tier: a guest may hold
-//! it, as the driver cannot tell it from other memory of the node, and it counts for nothing. Where the file occupies more than the VM owns, all that is held is
-//! punched once more.
+//! The host lists held memory again after a restart of the agent or guest, after the driver gave
+//! memory back by itself, and after every deflation. The new list replaces the old set of pages; of
+//! the old set, only a digest of every 16 MiB is kept. Held pages are punched where the digest has
+//! changed; pages that are no longer held belong to the guest again. If the file occupies more than
+//! the VM owns, all held pages are punched again.
 //!
-//! A list may be long: memory in single pages has 262,144 pieces a GiB. So it is asked part by part and
-//! punched batch by batch, and how far that came outlives the call's deadline, as long as the guest is in
-//! the same session: the allowance stays zero meanwhile, so that what was named stays held.
+//! Memory plugged in later (a DIMM) belongs to no tier. The driver cannot tell it from the node's
+//! other memory, so the guest may hold it, and it does not count.
+//!
+//! A list may be long: memory in single pages has 262,144 pieces a GiB. So the host asks for it in
+//! parts and punches in batches. This progress survives the call's deadline within the same
+//! session. The allowance stays zero meanwhile, so that listed memory stays held.
 //!
 //! # Properties
 //! - Nothing is punched on the word of an agent that is not in this VM.
-//! - Only pages that the guest named, that lie in its own memory of that tier, are punched.
-//! - Of what was held before a reset, no more is punched after it than one batch.
-//! - What is owned is the size of the tier's memory less what was checked and punched.
-//! - The guest may own at most the target and its allowance, until it is told another target.
-//! - Whatever the guest says, what is kept of it is one bit a page of its memory, and a 64th of that: 32.5 KiB
-//!   a GiB. What is on its way besides is bounded by `ASK_MAX`: a list of at most as many runs as it has pages.
-//! - A guest that answers truly comes to be known, however many pieces it names and however soon the
+//! - Only pages that the guest named and that lie in its own memory of that tier are punched.
+//! - After a reset, at most one batch of the memory held before it is punched.
+//! - A VM owns its tier's memory less the checked and punched pages.
+//! - The guest owns at most the target plus its allowance, until it gets another target.
+//! - Whatever the guest says, the host keeps one bit a page of guest memory and a 64th of that:
+//!   32.5 KiB a GiB. Data in flight is bounded by `ASK_MAX`: a list has at most as many runs as
+//!   pages.
+//! - Every listing of an honest guest completes, however many pieces it has and however short the
 //!   deadlines are.
 
 mod ask;
@@ -62,11 +63,11 @@ use crate::backing::Backing;
 use ask::away;
 use listing::Listing;
 
-/// The most that is asked for at once, so that an answer comes in time.
+/// Maximum size of one request, so that the answer comes in time.
 const ASK_MAX: ByteCount = ByteCount(256 << 20);
 
-/// No further question is asked when less than this is left until the deadline: a guest may take
-/// one and a half seconds to find memory that it can do without.
+/// Time that must be left until the deadline to ask again. A guest may need 1.5 s to find free
+/// memory.
 const MARGIN: Duration = Duration::from_millis(1800);
 
 /// A VM whose guest has the balloon driver and an agent.
@@ -75,39 +76,39 @@ pub struct Balloon<B> {
     guest: Guest<B>,
     oom: ByteCount,
     view: Option<View>,
-    /// What the guest may come to own of slow memory by itself.
+    /// Maximum slow memory that the guest may own, including memory that it reclaims by itself.
     ceiling: Option<ByteCount>,
 }
 
-/// The guest that is spoken with, and the files behind its memory.
+/// The connected guest and the files behind its memory.
 #[derive(Debug)]
 struct Guest<B> {
     agent: AgentClient,
     backing: Arc<B>,
-    /// Held while a thread punches; it may outlive the call that wanted it.
+    /// Held while a thread punches, which may outlive the call that started it.
     punching: Arc<Semaphore>,
     nodes: PerTier<NodeId>,
-    /// What the punches of the current call gave back to the host.
+    /// Memory that the current call's punches returned to the host.
     returned: ByteCount,
-    /// Parts that were listed and batches that were punched, ever.
+    /// Total number of parts listed and batches punched.
     steps: u64,
 }
 
-/// What is known to be held, as long as nothing has disturbed it.
+/// The host's knowledge of held memory, valid until a disturbance.
 #[derive(Debug)]
 struct View {
     boot_id: BootId,
     session: SessionId,
-    /// What the driver had given back by itself by then.
+    /// The driver's count of self-returned memory when the view was made.
     oom_returned: ByteCount,
-    /// What the guest named, and all of it was given back where no listing is due.
+    /// Pages that the guest named. All of them are punched unless a listing is due.
     held: PerTier<HeldSet>,
-    /// Of what was given back to the host, and is not known to be the guest's again.
+    /// Digests of pages that were punched and may still be held.
     seals: PerTier<Seals>,
-    /// So much is held besides of memory that was plugged in, by the guest's word.
+    /// Held memory of no tier (plugged in later), as the guest reports it.
     plugged: TierBytes,
-    /// What is still to be found out of a tier. Set before the guest is asked to change anything, so
-    /// that a call that ends at any point leaves a view that is true.
+    /// Listings that are due or under way. Set before the guest is asked to change anything, so
+    /// that the view stays true whenever the call ends.
     listing: PerTier<Option<Listing>>,
 }
 
@@ -120,8 +121,8 @@ impl View {
 }
 
 impl<B: Backing> Balloon<B> {
-    /// A balloon in the guest behind `agent`, whose memory of each tier is the guest's node
-    /// `nodes`. The driver may give back `oom` of slow memory by itself.
+    /// A balloon in the guest behind `agent`; tiers are the guest's `nodes`. The driver may give
+    /// back `oom` of slow memory by itself.
     pub fn new(agent: AgentClient, backing: B, nodes: PerTier<NodeId>, oom: ByteCount) -> Self {
         Self {
             guest: Guest {
@@ -138,8 +139,7 @@ impl<B: Backing> Balloon<B> {
         }
     }
 
-    /// Makes the view what the guest holds now. `is_current` is whether one that nothing has
-    /// disturbed will do.
+    /// Brings the view up to date. If `is_current`, an undisturbed view is reused.
     async fn look(
         &mut self,
         is_current: bool,
@@ -167,7 +167,7 @@ impl<B: Backing> Balloon<B> {
                 listing: PerTier::default(),
             },
         };
-        // A list that was begun is gone on with.
+        // Continue a listing that has begun.
         if !undisturbed || (view.is_whole() && !is_current) {
             view.session = peer.session;
             view.oom_returned = oom_returned;
@@ -221,7 +221,7 @@ impl<B: Backing> Balloon<B> {
                     "the guest did nothing".to_owned()
                 }
                 None if owned == target || Instant::now() + MARGIN < deadline => continue,
-                None => "there was not enough time for all of it".to_owned(),
+                None => "the time limit was reached".to_owned(),
             };
             break Some(why);
         };
@@ -239,8 +239,8 @@ impl<B: Backing> Balloon<B> {
         })
     }
 
-    /// Lets the driver give back by itself what the guest may own beyond what it owns. Comes after
-    /// all punches.
+    /// Sets the driver's out-of-memory allowance to what the guest may still own. Call it after all
+    /// punches.
     async fn allow(&mut self, owned: ByteCount) -> Result<(), ProvisionError> {
         let room = self
             .ceiling
@@ -250,8 +250,7 @@ impl<B: Backing> Balloon<B> {
         told.map_err(|Away| away())
     }
 
-    /// What a call came to that had to end by its deadline. `steps` is how far things were when it
-    /// began.
+    /// The result of a call with a deadline. `steps` is the progress count when the call began.
     fn ended<T>(
         &mut self,
         result: Result<Result<T, ProvisionError>, Elapsed>,
@@ -260,7 +259,7 @@ impl<B: Backing> Balloon<B> {
         match result {
             Ok(Ok(value)) => Ok(value),
             Ok(Err(error)) => {
-                // Whatever it was, nothing is built upon what was heard before it.
+                // Drop the view after any error, because it may be stale.
                 self.view = None;
                 Err(error)
             }
@@ -271,13 +270,13 @@ impl<B: Backing> Balloon<B> {
 }
 
 impl<B: Backing> Guest<B> {
-    /// What the VM owns by what is known to be held.
+    /// Memory that the VM owns: all but its held pages.
     fn owned(&self, view: &View, tier: Tier) -> ByteCount {
         let held = view.held.get(tier).total();
         ByteCount(self.backing.size(tier).0.saturating_sub(held.0))
     }
 
-    /// Who is there, if it has the nodes.
+    /// The connected guest's session, if it has the configured nodes.
     fn peer(&self) -> Result<GuestSession, ProvisionError> {
         let peer = self.agent.peer().borrow().clone();
         let peer = peer.ok_or_else(away)?;
@@ -313,13 +312,13 @@ impl<B: Backing> Provisioner for Balloon<B> {
             let owned = self.guest.owned(view, tier);
             match tier {
                 Tier::Fast => owned,
-                // What the driver may give back by itself is told a moment later.
+                // The driver reports self-returned memory with a delay, so allow for all of it.
                 Tier::Slow => owned.max(self.ceiling.unwrap_or_default()),
             }
         });
         let mut overrun = TierBytes::default();
         for tier in Tier::ALL {
-            // A file that does not answer shows nothing; whoever punches next hears of it.
+            // Ignore an unresponsive file here; the next punch reports the error.
             let backed = self.guest.backed(tier).await.unwrap_or_default();
             overrun.get_mut(tier).0 = backed.0.saturating_sub(may_have.get(tier).0);
         }

@@ -1,4 +1,4 @@
-//! What holds for every [`Provisioner`], over simulated VMs.
+//! The conformance suite of every [`Provisioner`], over simulated VMs.
 
 use std::time::Duration;
 
@@ -24,12 +24,12 @@ const SIZE: TierBytes = TierBytes {
     slow: ByteCount(128 * MIB),
 };
 
-/// A VM that has all its memory, of which it has touched every page.
+/// A VM that has touched all its memory.
 struct Case<P> {
     provisioner: P,
     vm: FakeVm,
     guest: Option<FakeGuest>,
-    /// What it has to begin with.
+    /// Its initial size.
     whole: TierBytes,
 }
 
@@ -86,7 +86,7 @@ async fn conforms(case: Case<impl Provisioner>) {
     assert_eq!((grown.owned, grown.reason), (part(7), None), "{name}");
     assert_eq!(grown.returned_to_host, ByteCount(0), "{name}");
 
-    // What is in use stays, and is told in time.
+    // Memory in use stays, and the provisioner reports that in time.
     vm.use_memory(Tier::Fast, part(6));
     if let Some(guest) = &guest {
         guest.use_memory(NodeId(0), part(6));
@@ -99,7 +99,7 @@ async fn conforms(case: Case<impl Provisioner>) {
     assert_eq!(short.owned, part(6), "{name}");
     assert!(short.reason.is_some(), "{name}: and why");
 
-    // So is that nobody answers.
+    // A silent VM is reported in time, too.
     vm.state().silent = true;
     if let Some(guest) = &guest {
         guest.fall_silent();

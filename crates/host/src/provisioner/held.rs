@@ -1,4 +1,4 @@
-//! Which pages of a backing file a guest's driver holds for the host.
+//! Sets of pages of a backing file that a guest's driver holds for the host.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -6,36 +6,37 @@ use demeter_policy::{ByteCount, PAGE_SIZE};
 
 use crate::backing::FileOffset;
 
-/// Pages that a word of the bitmap tells of.
+/// Pages in a word of the bitmap.
 const WORD_PAGES: u64 = 64;
 
-/// Words that a seal stands for: 4096 pages, 16 MiB of the file.
+/// Words that a seal covers: 4096 pages, 16 MiB of the file.
 const PART_WORDS: usize = 64;
 
-/// A set of pages by their offset in a file: a bitmap of the whole file, from its first page on.
+/// A set of pages by their offset in a file: a bitmap of the whole file.
 ///
-/// So its size is that of the file divided by 32,768, however a guest cuts its ranges; the system
-/// backs no more of it than was written.
+/// Its size is the file's size divided by 32,768, however a guest cuts its ranges. The system
+/// allocates only the parts that were written.
 #[derive(Debug)]
 pub(super) struct HeldSet {
-    /// Empty, or all of them.
+    /// Empty until the first insertion, then all words.
     words: Vec<u64>,
     words_max: usize,
     pages: u64,
 }
 
-/// What a set of pages was when all of it had been given back, as a digest of each part: enough to tell
-/// where it is another one now, in a 64th of its size. The digests are keyed by chance, so that no guest
-/// can make two parts that look alike.
+/// Digests of a set of pages, one for each part, made when all of it had been punched.
+///
+/// They show which parts have changed since, in a 64th of the set's size. The hash keys are random,
+/// so that no guest can make two parts with the same digest.
 #[derive(Debug)]
 pub(super) struct Seals {
     keys: RandomState,
-    /// By part; 0 where the seal is broken.
+    /// One digest for each part; 0 if the seal is broken.
     seals: Vec<u64>,
 }
 
 impl Seals {
-    /// For a file of `size`; all broken.
+    /// All seals broken, for a file of `size`.
     pub(super) fn new(size: ByteCount) -> Self {
         let parts = words_of(size).div_ceil(PART_WORDS);
         Self {
@@ -44,12 +45,12 @@ impl Seals {
         }
     }
 
-    /// Breaks all: nothing counts as given back.
+    /// Breaks all seals: nothing counts as punched.
     pub(super) fn break_all(&mut self) {
         self.seals.fill(0);
     }
 
-    /// Breaks those of the parts that are not what they were.
+    /// Breaks the seals of parts that have changed.
     pub(super) fn break_changed(&mut self, held: &HeldSet) {
         for (part, seal) in self.seals.iter_mut().enumerate() {
             if *seal != digest(&self.keys, held, part) {
@@ -58,7 +59,7 @@ impl Seals {
         }
     }
 
-    /// Seals all parts as they are.
+    /// Seals all parts in their present state.
     pub(super) fn close(&mut self, held: &HeldSet) {
         for (part, seal) in self.seals.iter_mut().enumerate() {
             *seal = digest(&self.keys, held, part);
@@ -70,7 +71,7 @@ impl Seals {
     }
 }
 
-/// Never 0.
+/// The digest of a part; never 0.
 fn digest(keys: &RandomState, held: &HeldSet, part: usize) -> u64 {
     let mut words = held.words.chunks(PART_WORDS);
     keys.hash_one(words.nth(part)).max(1)
@@ -81,7 +82,7 @@ fn words_of(size: ByteCount) -> usize {
 }
 
 impl HeldSet {
-    /// No page of a file of `size`. Takes no memory before there is one.
+    /// The empty set for a file of `size`. It allocates nothing yet.
     pub(super) fn new(size: ByteCount) -> Self {
         Self {
             words: vec![],
@@ -90,13 +91,13 @@ impl HeldSet {
         }
     }
 
-    /// How much is held.
+    /// Total held memory.
     pub(super) fn total(&self) -> ByteCount {
         ByteCount(self.pages * PAGE_SIZE)
     }
 
-    /// Adds the pages of `[offset, offset + len)`, both multiples of the page size. If any of them
-    /// is there already, or is not in the file, nothing is added and the answer is false.
+    /// Adds the pages of `[offset, offset + len)`, both multiples of the page size. Adds nothing
+    /// and returns false if any of them is in the set already or outside the file.
     #[must_use]
     pub(super) fn insert(&mut self, offset: FileOffset, len: ByteCount) -> bool {
         let size = self.words_max as u64 * WORD_PAGES * PAGE_SIZE;
@@ -119,8 +120,8 @@ impl HeldSet {
         words(offset, len).any(|(word, mask)| self.word(word) & mask != 0)
     }
 
-    /// The pages from `from` on in parts whose seal is broken, as runs of (offset, length), in order. They
-    /// are made as they are taken: of memory in single pages there are more than a list should hold.
+    /// Runs (offset, length) of pages from `from` on in parts with a broken seal, in order. The
+    /// iterator is lazy, because memory in single pages has more runs than a list should hold.
     pub(super) fn broken_runs<'a>(
         &'a self,
         seals: &'a Seals,
@@ -141,7 +142,7 @@ impl HeldSet {
             .peekable();
         std::iter::from_fn(move || {
             let (page, mut count) = parts.next()?;
-            // What goes on in the next word is one run.
+            // A run may continue in the next word.
             while let Some((_, more)) = parts.next_if(|part| part.0 == page + count) {
                 count += more;
             }
@@ -154,7 +155,7 @@ impl HeldSet {
     }
 }
 
-/// The runs of ones in a word: (page, count), where the word's first bit is `first_page`.
+/// The runs of ones in a word, as (page, count). Its first bit is `first_page`.
 fn parts(first_page: u64, mut left: u64) -> impl Iterator<Item = (u64, u64)> {
     std::iter::from_fn(move || {
         let first = (left != 0).then(|| left.trailing_zeros())?;
@@ -164,12 +165,12 @@ fn parts(first_page: u64, mut left: u64) -> impl Iterator<Item = (u64, u64)> {
     })
 }
 
-/// `count` ones (1 to 64) from bit `first` on.
+/// `count` ones (1 to 64), starting at bit `first`.
 fn mask(first: u32, count: u32) -> u64 {
     (u64::MAX >> (64 - count)) << first
 }
 
-/// The bits of a range of pages: (word, mask).
+/// The bits of a range of pages, as (word, mask).
 fn words(offset: FileOffset, len: ByteCount) -> impl Iterator<Item = (usize, u64)> {
     let (mut page, end) = (offset.0 / PAGE_SIZE, (offset.0 + len.0) / PAGE_SIZE);
     std::iter::from_fn(move || {
@@ -190,14 +191,14 @@ mod tests {
 
     use super::*;
 
-    /// The file's pages, in three parts and a piece.
+    /// The file's pages: three whole parts and a partial one.
     const PAGES: u64 = 3 * 4096 + 700;
 
     fn ranges() -> impl Strategy<Value = Vec<(u64, u64)>> {
         prop::collection::vec((0..PAGES - 700, 1u64..700), 0..12)
     }
 
-    /// Inserts all ranges that fit, here and in a plain set.
+    /// Inserts all ranges that fit, into the set under test and a plain set.
     fn both(ranges: &[(u64, u64)]) -> (HeldSet, BTreeSet<u64>) {
         let (mut held, mut plain) = (HeldSet::new(ByteCount(PAGES * PAGE_SIZE)), BTreeSet::new());
         for &(page, count) in ranges {
@@ -235,11 +236,11 @@ mod tests {
             let runs: Vec<_> = held.broken_runs(&seals, FileOffset(from * PAGE_SIZE)).collect();
             let expected: BTreeSet<_> = plain.range(from..).copied().collect();
             prop_assert_eq!(pages_of(&runs), expected);
-            // Runs are whole: no two of them touch.
+            // Runs are maximal: no two of them touch.
             prop_assert!(runs.windows(2).all(|w| w[0].0.0 + w[0].1.0 < w[1].0.0));
         }
 
-        /// All that is new lies in parts whose seal breaks, and nothing of a part that is the same.
+        /// Exactly the seals of changed parts break.
         #[test]
         fn a_seal_breaks_exactly_where_pages_changed(a in ranges(), b in ranges(), same in any::<bool>()) {
             let (before, plain_before) = both(&a);

@@ -1,4 +1,4 @@
-//! Carries out on one VM what the controller decided.
+//! Provisioners: carry out the controller's orders on one VM.
 
 pub mod balloon;
 #[cfg(test)]
@@ -15,27 +15,28 @@ use crate::hypervisor::HypervisorError;
 
 /// A way to change how much memory of each tier a VM owns.
 ///
-/// One VM, one provisioner, one task that calls it: calls never overlap. A call that is cut off
-/// (its future dropped) leaves a state that the next [`actual`](Self::actual) reads.
+/// Each VM has one provisioner and one task that calls it, so calls never overlap. A dropped call
+/// leaves a state that the next [`actual`](Self::actual) reads.
 pub trait Provisioner: Send {
-    /// As it is called in configuration and metrics.
+    /// The provisioner's name in configuration and metrics.
     fn name(&self) -> &'static str;
 
-    /// What the VM's files occupy beyond what it owns, as far as that is known without asking anybody:
-    /// memory that it was to leave alone and that somebody has touched. 0 where it is not known.
+    /// Memory that the VM's files occupy beyond what it owns; 0 if unknown.
+    ///
+    /// Such memory was returned and then touched again. Asks neither guest nor hypervisor.
     fn overrun(&self) -> impl Future<Output = TierBytes> + Send {
         std::future::ready(TierBytes::default())
     }
 
-    /// What the VM owns now, asked from it and not remembered.
+    /// Memory that the VM owns now. Asks the VM; nothing is cached.
     fn actual(
         &mut self,
         deadline: Instant,
     ) -> impl Future<Output = Result<TierBytes, ProvisionError>> + Send;
 
-    /// Brings what the VM owns of `tier` to `target`, as near as can be had by `deadline`.
+    /// Brings the owned memory of `tier` as close to `target` as possible by `deadline`.
     ///
-    /// What it comes to is not an error: the VM may have nothing to give right now.
+    /// Missing the target is not an error: the VM may have nothing to give right now.
     fn set(
         &mut self,
         tier: Tier,
@@ -44,50 +45,51 @@ pub trait Provisioner: Send {
     ) -> impl Future<Output = Result<Progress, ProvisionError>> + Send;
 }
 
-/// What became of [`Provisioner::set`].
+/// Result of [`Provisioner::set`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Progress {
-    /// What the VM owns of the tier now.
+    /// Memory of the tier that the VM owns now.
     pub owned: ByteCount,
-    /// What went back to the host by what the call did, by the backing file's blocks.
+    /// Memory that this call returned to the host, by the backing file's block count.
     pub returned_to_host: ByteCount,
-    /// Why `owned` is not the target, if it is not.
+    /// Reason why `owned` is not the target, if it is not.
     pub reason: Option<String>,
 }
 
-/// Why a provisioner could not do, or not know, what it was asked.
+/// Reason why a provisioner failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ProvisionError {
-    /// Nobody is there, or not for long enough.
-    #[error("{0} is not there; it is tried again")]
+    /// The VM or its agent is not connected, or not for long enough.
+    #[error("{0} is not connected; the controller retries")]
     Unreachable(String),
     /// No answer came in time.
-    #[error("{0} did not answer in time; it is tried again")]
+    #[error("{0} did not answer in time; the controller retries")]
     Timeout(String),
-    /// It came further in the time that it had, and goes on where it is.
-    #[error("what the guest holds is in very many pieces; it is gone on with")]
+    /// The call made progress; the next call continues from there.
+    #[error("the guest's held memory is in very many pieces; the controller continues")]
     Unfinished,
-    /// The guest cannot do it at all.
+    /// The guest has no usable balloon driver.
     #[error(
-        "the guest's balloon driver is not loaded, or not the one that came with its agent; load \
-         demeter_balloon of the same release in the guest, or give the VM `provisioner = \"virtio-mem\"`"
+        "the guest's balloon driver is not loaded, or of another release than its agent; load \
+         demeter_balloon of the same release in the guest, or give the VM `provisioner = \
+         \"virtio-mem\"`"
     )]
     NoDriver,
-    /// The VM said no.
+    /// The VM refused.
     #[error("refused: {0}")]
     Refused(String),
-    /// What is known of it may hold no more.
-    #[error("the VM was reset, stopped or changed meanwhile; it is looked at anew")]
+    /// The VM changed during the call, so its known state is stale.
+    #[error("the VM was reset, stopped or changed meanwhile; the controller inspects it again")]
     Disturbed,
-    /// What the VM said cannot be true. It is to be left alone.
+    /// The guest sent data that cannot be true. It must be left alone.
     #[error("the guest lies: {0}")]
     Hostile(String),
-    /// The memory behind the VM could not be given back.
-    #[error("the backing of {tier} memory: {source}")]
+    /// The VM's memory could not be returned.
+    #[error("cannot use the file behind {tier} memory: {source}")]
     Backing {
-        /// Of which tier.
+        /// The tier.
         tier: Tier,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
 }
@@ -102,7 +104,7 @@ impl From<HypervisorError> for ProvisionError {
     }
 }
 
-/// Carries a command of the controller out. Gives the observation of it, and what went back to the
+/// Carries out a command of the controller. Returns its observation and the memory returned to the
 /// host.
 pub async fn carry_out(
     provisioner: &mut impl Provisioner,

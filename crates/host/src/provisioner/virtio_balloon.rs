@@ -1,10 +1,9 @@
-//! Sizing by virtio-balloon, the baseline: one balloon for the whole VM, blind to tiers. The guest
-//! takes the pages where its allocator finds them, and nobody tells of which node they were.
+//! Sizing by virtio-balloon, the baseline: one balloon for the whole VM, blind to tiers.
 //!
-//! So what a VM owns of a tier is only known from above: memory that the balloon holds but that
-//! cannot all be holes of the other tier's file must be missing from this one. Counting the most
-//! it may own keeps the pool's promise; that it rarely comes to its target is what this baseline
-//! is there to show.
+//! The guest's allocator chooses the pages, and no interface reports their node. So a VM's owned
+//! memory of a tier is only bounded from above: pages in the balloon that exceed the other tier's
+//! holes must come from this tier. The upper bound keeps the pool's guarantee. The VM rarely
+//! reaches its target; this baseline exists to show that.
 
 use std::sync::Arc;
 
@@ -23,7 +22,7 @@ pub struct VirtioBalloon<H, B> {
     hypervisor: H,
     backing: Arc<B>,
     outside: Outside,
-    /// What each tier was last told to be.
+    /// The last target of each tier.
     wanted: TierBytes,
 }
 
@@ -107,7 +106,7 @@ impl<H: Hypervisor, B: Backing> Provisioner for VirtioBalloon<H, B> {
             let _ = timeout_at(now + LOOK_EVERY, change).await;
         };
         let owned = *self.at_most(guest).await?.get(tier);
-        // Which tier it takes memory from, another try does not change.
+        // A retry does not change the tier from which the guest takes memory.
         let reason =
             (guest != whole).then(|| format!("the guest is at {guest} instead of {whole} in all"));
         let returned = backed_before.saturating_sub(self.backed_in_all().await?);

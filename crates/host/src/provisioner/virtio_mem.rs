@@ -1,8 +1,8 @@
-//! Sizing by virtio-mem: each node of the guest has devices whose memory it takes or leaves on
-//! request. Works on stock guests (Linux 5.8 on x86-64), in steps of a device's blocks.
+//! Sizing by virtio-mem: each node of the guest has devices that plug and unplug memory.
 //!
-//! QEMU discards a block before it tells a smaller size, so what a device shrinks by is what the
-//! host got back.
+//! It works on stock guests (Linux 5.8 on x86-64), in steps of a device's blocks. QEMU discards a
+//! block before it reports a smaller size, so a size decrease is memory that has returned to the
+//! host.
 
 use std::time::Duration;
 
@@ -12,11 +12,10 @@ use tokio::time::{Instant, timeout_at};
 use super::{Progress, ProvisionError, Provisioner};
 use crate::hypervisor::{Answer, Hypervisor, HypervisorError, MemoryDevice};
 
-/// QEMU rations the events that tell of sizes to one a second: in between we look ourselves.
+/// Poll interval of sizes, because QEMU limits its size events to one a second.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// So long before the deadline it is over with waiting: the last answer was in time, even where all
-/// is slow.
+/// Time reserved before the deadline for the last answer, even on a slow machine.
 pub(super) const LAST_LOOK: Duration = Duration::from_millis(500);
 
 /// The virtio-mem devices of one VM.
@@ -24,13 +23,13 @@ pub(super) const LAST_LOOK: Duration = Duration::from_millis(500);
 pub struct VirtioMem<H> {
     hypervisor: H,
     nodes: PerTier<NodeId>,
-    /// What each node has besides its devices.
+    /// Memory of each node outside its devices.
     base: TierBytes,
 }
 
 impl<H: Hypervisor> VirtioMem<H> {
-    /// Looks for the devices of a VM. `memdev` names the backends of the memory it was started
-    /// with, for nodes that have some.
+    /// Finds the devices of a VM. `memdev` names the backends of its boot memory, for nodes that
+    /// have some.
     pub async fn find(
         hypervisor: H,
         nodes: PerTier<NodeId>,
@@ -63,7 +62,7 @@ impl<H: Hypervisor> VirtioMem<H> {
         Ok(found)
     }
 
-    /// The devices of a tier, by name.
+    /// The named devices of a tier.
     async fn devices(&self, tier: Tier, deadline: Instant) -> Result<Vec<Device>, ProvisionError> {
         let node = *self.nodes.get(tier);
         let all = within(&self.hypervisor, deadline, self.hypervisor.memory_devices()).await?;
@@ -92,7 +91,7 @@ impl<H: Hypervisor> VirtioMem<H> {
         }))
     }
 
-    /// Whether the guest has done what it was last asked. Waits for that until the deadline.
+    /// Waits until the guest has fulfilled the last request, or until the deadline.
     async fn settle(&self, tier: Tier, deadline: Instant) -> Result<Settled, ProvisionError> {
         loop {
             let change = self.hypervisor.size_change();
@@ -161,7 +160,7 @@ impl<H: Hypervisor> Provisioner for VirtioMem<H> {
         } else if devices.iter().all(|d| d.info.size == d.info.max) && owned < target {
             Some("its virtio-mem devices are not larger".into())
         } else {
-            // Whole blocks: nearer it does not get.
+            // The target lies within a block, so it cannot be reached exactly.
             None
         };
         Ok(Progress {
@@ -172,7 +171,7 @@ impl<H: Hypervisor> Provisioner for VirtioMem<H> {
     }
 }
 
-/// An answer of the hypervisor that must come by `deadline`.
+/// An answer of the hypervisor, which must come by `deadline`.
 pub(super) async fn within<T>(
     hypervisor: &impl Hypervisor,
     deadline: Instant,

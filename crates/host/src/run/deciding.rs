@@ -1,4 +1,4 @@
-//! The one task that decides: the controller, the policy, and what is kept on disk.
+//! The deciding task: the controller, the policy and the state file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -23,37 +23,37 @@ use crate::store::{Ledger, Store};
 use crate::view::{EventLog, HostView, LeftAloneView, VmState, VmView};
 use crate::vm::News;
 
-/// How often the policy is asked.
+/// Interval between decisions of the policy.
 const POLICY_EVERY: Duration = Duration::from_secs(1);
 
-/// The least that a policy moves.
+/// Minimum change of a size by a policy.
 const STEP_MIN: ByteCount = ByteCount(16 * MIB);
 
-/// How often the view is made anew, at most.
+/// Minimum interval between updates of the view.
 const VIEW_EVERY: Duration = Duration::from_millis(50);
 
-/// How long a busy disk may take to keep what was committed.
+/// Time limit for writing the state file to a busy disk.
 const SAVE_MAX: Duration = Duration::from_secs(10);
 
-/// When nothing is due.
+/// Wake-up time when nothing is due.
 const FAR: Duration = Duration::from_secs(3600);
 
-/// The controller and what it needs of the world.
+/// The controller with its inputs and outputs.
 pub(super) struct Deciding {
     controller: Controller,
     policy: Policy,
-    /// Chosen while running, now or before.
+    /// Whether the policy was chosen over the API.
     policy_chosen: bool,
     store: Store,
-    /// The way to the disk that the state file is on.
+    /// Access to the state file's disk, which may hang.
     outside: Outside,
     tasks: Tasks,
     commands: BTreeMap<VmName, mpsc::Sender<VmCommand>>,
-    /// VMs that are not in the configuration.
+    /// Discovered VMs, which are not in the configuration.
     found: BTreeSet<VmName>,
     /// Domains that are not managed, by name.
     left: BTreeMap<String, LeftDomain>,
-    /// The configuration as it was read last, and its file.
+    /// The configuration in use, and its file.
     config: Config,
     source: PathBuf,
     known: BTreeMap<VmName, Known>,
@@ -61,14 +61,14 @@ pub(super) struct Deciding {
     view: watch::Sender<Arc<HostView>>,
     config_out: watch::Sender<Arc<Config>>,
     started: Instant,
-    /// Why what was committed is not on disk. As long as it is not, nothing is ordered.
+    /// Reason why committed memory is not saved. No command is sent until it is.
     unsaved: Option<String>,
-    /// Something may have happened since the view was made.
+    /// Whether the view may be out of date.
     stale: bool,
 }
 
 impl Deciding {
-    /// Takes on the configured VMs with what was kept of them.
+    /// Adds the configured VMs with their stored state.
     pub(super) fn new(
         config: &Config,
         source: &Path,
@@ -88,11 +88,12 @@ impl Deciding {
             }
             if config.discover.is_none() {
                 tracing::warn!(
-                    "VM {name} is not in the configuration any more; what it has counts no longer"
+                    "VM {name} is no longer in the configuration; its memory no longer counts"
                 );
                 continue;
             }
-            // Counted until libvirt says that it does not run. Its task begins when it is found.
+            // Counts until libvirt reports that it is not running. Its task starts when it is
+            // discovered.
             let kind = ProvisionerKind::DemeterBalloon;
             let vm = VmConfig::of_domain(name, kind, account.desired);
             vms.insert(name.clone(), vm);
@@ -110,7 +111,7 @@ impl Deciding {
         for (name, reason) in ledger.marks {
             controller.mark(&name, reason);
         }
-        // There may be more VMs now, or smaller pools.
+        // There may be more VMs than before, or smaller pools.
         controller.fit(Millis(0), |name| vms[name].sizes());
         let known = |(name, vm): (&VmName, &VmConfig)| (name.clone(), Known::new(vm));
         Ok(Self {
@@ -155,8 +156,8 @@ impl Deciding {
             self.advance().await;
             let due = self.controller.wake_at();
             let due = due.map_or(FAR, |at| Duration::from_millis(at.0));
-            // The first two channels' other ends live as long as this task; the third's does where VMs
-            // are looked for.
+            // The first two channels stay open as long as this task; the third only while VMs are
+            // discovered.
             tokio::select! {
                 Some((name, news)) = news.recv() => self.take_in(&name, news),
                 Some(change) = changes.recv() => self.make(change).await,
@@ -183,7 +184,8 @@ impl Deciding {
                 known.heard(&observation);
                 let is_here = observation == Observation::Here;
                 self.controller.observe(now, name, observation);
-                // Before the first order: until now the VM kept its first size.
+                // Ask the policy before the first order, because until now the VM kept its initial
+                // size.
                 if is_here {
                     self.ask_policy();
                 }
@@ -194,12 +196,12 @@ impl Deciding {
                 known.overrun = overrun;
                 let [fast, slow] = Tier::ALL.map(|tier| overrun.get(tier).0 >> 10);
                 let what = format!(
-                    "memory that it was to leave alone was touched: {fast} KiB fast, {slow} KiB slow; \
-                     what is held is taken back"
+                    "used memory that it does not own: {fast} KiB fast, {slow} KiB slow; the \
+                     controller reclaims it"
                 );
                 tracing::warn!("VM {name}: {what}");
                 self.log.push(unix_ms(), Some(name.to_string()), what);
-                // Asked anew, the VM names what it holds, and that is punched again.
+                // Observing again makes the VM list its held memory, which is then punched again.
                 self.controller
                     .observe(now, name, Observation::OwnedChanged);
             }
@@ -212,7 +214,7 @@ impl Deciding {
             News::Managed(by) => {
                 if known.managed_by.replace(by) != Some(by) {
                     tracing::info!("VM {name}: managed by {by}");
-                    let what = format!("managed by {by} from now on");
+                    let what = format!("now managed by {by}");
                     self.log.push(unix_ms(), Some(name.to_string()), what);
                 }
             }
@@ -227,7 +229,7 @@ impl Deciding {
         }
     }
 
-    /// Takes on the VMs that were found, and forgets those that were and run no more.
+    /// Adds newly discovered VMs and removes discovered ones that no longer run.
     fn take_on(&mut self, domains: Domains) {
         let away: BTreeSet<_> = self
             .controller
@@ -238,10 +240,10 @@ impl Deciding {
         let ended = |name: &VmName| !domains.managed.contains_key(name) && away.contains(name);
         for name in self.found.extract_if(.., |name| ended(name)) {
             self.controller.remove(&name);
-            // With it ends its task.
+            // Dropping the sender ends its task.
             self.commands.remove(&name);
             self.known.remove(&name);
-            let what = "runs no more: forgotten".into();
+            let what = "no longer runs; removed".into();
             self.log.push(unix_ms(), Some(name.to_string()), what);
             self.stale = true;
         }
@@ -253,7 +255,7 @@ impl Deciding {
                 continue;
             }
             if named.contains(name.as_str()) {
-                // It has a section of its own, whatever that calls it.
+                // The VM has a section of its own, perhaps under another name.
                 continue;
             }
             let memory = vm.sizes();
@@ -261,8 +263,9 @@ impl Deciding {
                 let before = self.left.get(name.as_str());
                 let is_new = before.is_none_or(|before| before.why != why);
                 if is_new {
-                    tracing::warn!("VM {name}: found, but not taken on: {why}");
-                    let what = format!("found, but not taken on: {why}; it is tried again");
+                    tracing::warn!("VM {name}: discovered, but not managed: {why}");
+                    let what =
+                        format!("discovered, but not managed: {why}; the controller retries");
                     self.log.push(unix_ms(), Some(name.to_string()), what);
                 }
                 let memory = ByteCount(memory.fast.0.saturating_add(memory.slow.0));
@@ -282,7 +285,7 @@ impl Deciding {
         self.left = left;
     }
 
-    /// Takes on one VM that was found. The error is why not, for now.
+    /// Adds one discovered VM. The error is the reason why it cannot be added yet.
     fn take_on_one(&mut self, name: &VmName, vm: &VmConfig) -> Result<(), String> {
         let room = |tier| {
             let others = self.controller.vms().filter(|(of, _)| *of != name);
@@ -291,7 +294,7 @@ impl Deciding {
             self.controller.pool(tier).0.saturating_sub(wished)
         };
         let (room, sizes) = (TierBytes::from_fn(|tier| ByteCount(room(tier))), vm.sizes());
-        // Of a controller before this one.
+        // State that an earlier controller stored.
         let kept = self.controller.accounts().get(name).copied();
         let fits = Tier::ALL
             .into_iter()
@@ -299,8 +302,8 @@ impl Deciding {
         let first = match self.policy {
             Policy::Static if !fits && kept.is_none() => {
                 return Err(format!(
-                    "it has {} fast and {} slow, and the pool has only {} and {} that no other VM is to \
-                     have; lower another one, or choose a policy that divides",
+                    "it has {} fast and {} slow, but only {} and {} of the pool are free; lower \
+                     another VM, or choose a policy that divides memory",
                     sizes.fast, sizes.slow, room.fast, room.slow
                 ));
             }
@@ -334,7 +337,7 @@ impl Deciding {
         Ok(())
     }
 
-    /// Makes a change as far as the disk, and answers.
+    /// Applies a change, saves it and answers.
     async fn make(&mut self, change: Change) {
         let (answer, refusal) = match change {
             Change::Reload { answer } => {
@@ -351,7 +354,7 @@ impl Deciding {
                 self.policy = policy;
                 self.policy_chosen = true;
                 self.log
-                    .push(unix_ms(), None, format!("policy {policy} from now on"));
+                    .push(unix_ms(), None, format!("policy is now {policy}"));
                 self.save().await;
                 self.ask_policy();
                 (answer, None)
@@ -360,11 +363,11 @@ impl Deciding {
         self.advance().await;
         self.publish();
         let unsaved = || self.unsaved.clone().map(ChangeError::State);
-        // Whoever asked may have stopped waiting.
+        // The client may have stopped waiting.
         let _ = answer.send(refusal.or_else(unsaved).map_or(Ok(()), Err));
     }
 
-    /// Takes over what the configuration's file says now: all of it, or nothing. Says which keys changed.
+    /// Applies the configuration's file, all of it or nothing. Returns the keys that changed.
     async fn reload(&mut self) -> Result<Vec<KeyChange>, ChangeError> {
         let path = self.source.clone();
         let reading = self
@@ -388,7 +391,8 @@ impl Deciding {
                 self.commands.remove(name);
                 self.known.remove(name);
                 self.controller.remove(name);
-                let what = "not in the configuration any more: left as it is, and counts no longer";
+                let what = "no longer in the configuration; it keeps its memory, which no longer \
+                            counts";
                 self.log
                     .push(unix_ms(), Some(name.to_string()), what.into());
                 continue;
@@ -397,14 +401,14 @@ impl Deciding {
             if now == vm {
                 continue;
             }
-            // Both are there.
+            // Cannot fail: the VM exists and its limits were checked.
             let _ = self.controller.set_limits(name, limits(now));
             if vm.differs_in_sizes_only(now) {
                 if let Some(known) = self.known.get_mut(name) {
                     known.share = now.share;
                 }
             } else {
-                // The old sender is dropped, and with it the old task.
+                // Dropping the old sender ends the old task.
                 self.commands
                     .insert(name.clone(), self.tasks.start(name, now));
                 self.known.insert(name.clone(), Known::new(now));
@@ -418,7 +422,7 @@ impl Deciding {
             if old.vms.contains_key(name) {
                 continue;
             }
-            // One that was found is its section's from now on.
+            // A discovered VM now belongs to its section.
             self.found.remove(name);
             let kept = self.controller.accounts().get(name).copied();
             self.controller.remove(name);
@@ -482,7 +486,7 @@ impl Deciding {
         }
     }
 
-    /// Wishes what the policy gives.
+    /// Sets the sizes that the policy wants.
     fn ask_policy(&mut self) {
         if self.policy == Policy::Static {
             return;
@@ -511,7 +515,7 @@ impl Deciding {
         }
     }
 
-    /// Does what is due: on disk first, then to the VMs.
+    /// Saves committed memory, then sends the commands that are due.
     async fn advance(&mut self) {
         let step = self.controller.step(self.now());
         self.stale |= step.accounts_changed || !step.log.is_empty();
@@ -525,8 +529,8 @@ impl Deciding {
         }
         if self.unsaved.is_none() {
             for command in step.commands {
-                // A task that is still busy, or that gave up meanwhile, is asked again when the
-                // observation is overdue.
+                // If the task is busy or has given up, the command becomes overdue and is then
+                // repeated.
                 if let Some(task) = self.commands.get(&command.vm) {
                     let _ = task.try_send(command);
                 }
@@ -555,7 +559,7 @@ impl Deciding {
         if let Some(why) = &failed
             && self.unsaved.is_none()
         {
-            tracing::error!("{why}; no VM is told anything until that is mended");
+            tracing::error!("{why}; no VM gets a command until this is fixed");
             self.log.push(unix_ms(), None, why.clone());
         }
         self.unsaved = failed;
@@ -597,7 +601,7 @@ fn limits(vm: &VmConfig) -> Limits {
     }
 }
 
-/// A VM as the policy sees it.
+/// A VM's claim, as the policy sees it.
 fn claim(vm: &VmStatus, known: &Known) -> provision::Claim {
     let pinned = vm.state != State::Here;
     provision::Claim {
@@ -605,7 +609,7 @@ fn claim(vm: &VmStatus, known: &Known) -> provision::Claim {
         guarantee: vm.limits.guarantee,
         limit: vm.limits.limit,
         current: match vm.state {
-            // It keeps what it has, whatever it was to have.
+            // A hostile VM keeps its memory.
             State::Hostile(_) => {
                 TierBytes::from_fn(|tier| *vm.desired.get(tier).max(vm.committed.get(tier)))
             }

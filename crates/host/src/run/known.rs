@@ -1,4 +1,4 @@
-//! What is known of a VM besides what the controller knows: for the policy and for people.
+//! Facts about a VM that the controller does not need, for the policy and for people.
 
 use demeter_policy::provision::{ProvisionerKind, Smoothed, Usage};
 use demeter_policy::{ByteCount, NodeId, PerTier, TierBytes};
@@ -8,34 +8,34 @@ use crate::config::VmConfig;
 use crate::controller::Observation;
 use crate::view::RelocationView;
 
-/// From so much of the time on in which some task of a guest waits for memory, it is pressed.
+/// Stall share above which a guest counts as under memory pressure.
 const PRESSED_PERMILLE: u16 = 100;
 
-/// One VM.
+/// Facts about one VM.
 #[derive(Debug)]
 pub(super) struct Known {
     pub share: u32,
     pub provisioner: ProvisionerKind,
-    /// Who moves its memory between tiers.
+    /// Component that moves its memory between tiers.
     pub managed_by: Option<&'static str>,
     nodes: PerTier<NodeId>,
-    /// What went back to the host.
+    /// Memory returned to the host.
     pub returned: ByteCount,
-    /// How often somebody touched memory that the VM was to leave alone, and how much last.
+    /// Number of overruns, and the size of the latest.
     pub overruns: u64,
     pub overrun: TierBytes,
-    /// Why it cannot be managed.
+    /// Reason why it cannot be managed.
     pub trouble: Option<String>,
-    /// How it uses its memory, smoothed; `None` until it says so.
+    /// Its smoothed memory use; `None` until the first report.
     pub usage: Option<Usage>,
     working_set: Smoothed,
     /// Share of sampled accesses that fast memory served.
     pub fast_hit: Option<f64>,
-    /// What its agent's moves have cost and brought.
+    /// Cost and benefit of its agent's moves.
     pub relocation: Option<RelocationView>,
-    /// Share of time that some task waited for memory.
+    /// Share of time in which some task waited for memory.
     pub pressure: Option<f64>,
-    /// What the driver took back by itself since the guest began.
+    /// Memory that the driver has given back by itself since the guest's boot.
     oom_returned: ByteCount,
 }
 
@@ -59,7 +59,7 @@ impl Known {
         }
     }
 
-    /// Takes in that the VM came, went, or began anew.
+    /// Takes an observation of the VM.
     pub fn heard(&mut self, observation: &Observation) {
         if matches!(observation, Observation::Here) {
             self.trouble = None;
@@ -77,8 +77,8 @@ impl Known {
         }
     }
 
-    /// Takes in what the guest says of itself, and says whether it took memory back by itself. It
-    /// can lie; then it gets what its share, guarantee and limit make of the lie.
+    /// Takes the guest's report. Returns whether the driver gave memory back by itself. A false
+    /// report harms the guest alone: its share, guarantee and limit still apply.
     pub fn used(&mut self, stats: &Stats) -> bool {
         let of_node = |node: NodeId| stats.nodes.iter().find(|of| of.node == node);
         let in_use = |of: &NodeStats| {
@@ -87,7 +87,7 @@ impl Known {
         };
         let measured = stats.nodes.iter().map(|of| of.working_set.0);
         let measured = ByteCount(measured.fold(0, u64::saturating_add));
-        // Without samples it is not known, rather than nothing.
+        // Without samples the working set is unknown, not empty.
         let sampled = stats.fast_hit.is_some();
         self.usage = Some(Usage {
             used: TierBytes::from_fn(|tier| {
@@ -155,7 +155,7 @@ mod tests {
         assert_eq!((known.fast_hit, known.pressure), (Some(0.75), Some(0.1)));
         assert_eq!(known.relocation.unwrap().benefit_ms, -7);
 
-        // Sums beyond all bounds are a lie, but no reason to fall over.
+        // Overflowing sums must not panic.
         stats.nodes = vec![node(4, 1, u64::MAX / MIB, u64::MAX / MIB, u64::MAX / MIB); 8];
         stats.oom_returned = ByteCount(1);
         assert!(known.used(&stats));

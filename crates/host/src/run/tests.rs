@@ -1,5 +1,4 @@
-//! The whole host, over its API, with VMs that are simulated and memory that is real. One file, because all
-//! tests start the same host.
+//! Tests of the whole controller over its API, with simulated VMs and real memory files.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -23,7 +22,7 @@ const SIZE: TierBytes = TierBytes {
     slow: ByteCount(128 * MIB),
 };
 
-/// A host and its folder. Aborted when dropped, as by kill -9.
+/// A controller and its folder. Dropping it aborts the controller, like kill -9.
 struct Host {
     folder: Arc<tempfile::TempDir>,
     task: JoinHandle<Result<(), RunError>>,
@@ -37,7 +36,7 @@ impl Host {
         Self::start_below("/".into(), folder, vms).await
     }
 
-    /// `root` is where /proc and /sys are below.
+    /// `root` is the parent of /proc and /sys.
     async fn start_below(root: PathBuf, folder: Arc<tempfile::TempDir>, vms: &str) -> Self {
         Self::start_with(200, root, folder, vms).await
     }
@@ -74,7 +73,7 @@ impl Host {
         host
     }
 
-    /// Writes the configuration's file.
+    /// Writes the configuration file.
     fn configure(fast_mib: u64, folder: &tempfile::TempDir, vms: &str) {
         let text = format!(
             "socket = \"{0}/host.sock\"\nstate = \"{0}/state.json\"\n\
@@ -109,7 +108,7 @@ impl Host {
         serde_json::from_str(body).unwrap()
     }
 
-    /// Waits until a VM is as described; never once may more be committed than there is.
+    /// Waits until a VM is as described. Fails if more is ever committed than the pool has.
     async fn until(&self, vm: &str, what: &str, is: impl Fn(&VmView) -> bool) -> VmView {
         let end = Instant::now() + Duration::from_secs(20);
         loop {
@@ -154,7 +153,7 @@ fn folder() -> Arc<tempfile::TempDir> {
     Arc::new(tempfile::tempdir().unwrap())
 }
 
-/// A VM's section: 32 of 64 MiB fast and 96 of 128 MiB slow memory to begin with.
+/// A VM's section: initially 32 of 64 MiB fast and 96 of 128 MiB slow memory.
 fn section(name: &str, vm: &FakeVm, more: &str) -> String {
     let folder = vm.folder().display();
     format!(
@@ -208,7 +207,7 @@ async fn a_vm_gets_what_is_wished_and_its_memory_really_returns() {
     host.until_owns("db", 16, 64).await;
 }
 
-/// The section of libvirt's daemon.
+/// The section of a libvirt daemon.
 fn daemon(vm: &FakeVm, runs: bool) -> String {
     let socket = vm.libvirt(runs).socket.unwrap();
     format!("libvirt = {{ socket = {socket:?} }}\n")
@@ -254,7 +253,7 @@ async fn a_vm_of_cloud_hypervisor_is_sized_and_after_a_reset_again() {
     assert!(answer.starts_with("204"), "{answer}");
     host.until_owns("db", 48, 96).await;
 
-    // All of its memory is new and full, and its driver holds nothing.
+    // All its memory is new and full, and its driver holds nothing.
     guest.forget();
     let before = vm.file(Tier::Fast).metadata().unwrap().ino();
     vm.tell(Told::Event(Event::Reset));
@@ -300,7 +299,7 @@ async fn domains_are_found_and_forgotten() {
     );
     drop(host);
 
-    // What it was committed counts from the start, and no longer than it runs.
+    // Committed memory counts from the start, and only while the VM runs.
     let host = Host::start(folder, &config).await;
     assert_eq!(host.view().await.committed, has);
     vm.libvirt(false);
@@ -317,7 +316,7 @@ async fn what_was_wished_outlives_a_kill_and_an_end_is_clean() {
     let host = Host::start(folder.clone(), &section).await;
     let answer = host.ask("PUT /v1/vms/db/tiers", "{\"fast_mib\": 48}").await;
     assert!(answer.starts_with("204"), "{answer}");
-    // As by kill -9: nothing is said, nothing removed but what the system closes.
+    // Like kill -9: no message is sent, and only the system cleans up.
     drop(host);
     let mut host = Host::start(folder, &section).await;
     host.until_owns("db", 48, 96).await;
@@ -373,7 +372,7 @@ async fn a_silent_vm_delays_no_other() {
     let silent = host
         .until("silent", "in trouble", |vm| vm.problem.is_some())
         .await;
-    // What it may still have counts.
+    // Memory that it may still hold counts.
     assert_eq!(silent.committed.fast_bytes, 32 * MIB);
 }
 
@@ -448,7 +447,7 @@ async fn with_a_smaller_pool_or_one_vm_more_the_controller_starts_and_shrinks_fi
 async fn shares_give_no_vm_more_than_its_backend() {
     let (large, small) = (FakeVm::new(SIZE), FakeVm::new(SIZE));
     let (_one, _two) = (guest(&large), guest(&small));
-    // Of a pool of 110 MiB, 100 would be due to the VM that has 64.
+    // From a pool of 110 MiB, the shares give 100 to the VM that has 64.
     let vms = section("large", &large, "share = 1000") + &section("small", &small, "share = 1");
     let host = Host::start_with(110, "/".into(), folder(), &vms).await;
     host.until_owns("large", 32, 96).await;
@@ -467,12 +466,12 @@ async fn a_vm_whose_files_hang_delays_nobody_and_not_the_end() {
     let root = tempfile::tempdir().unwrap();
     let proc = root.path().join(format!("proc/{}", std::process::id()));
     std::fs::create_dir_all(&proc).unwrap();
-    // Opening it waits for a writer, as a file on storage that hangs.
+    // Opening a fifo waits for a writer, like a file on hung storage.
     let maps = proc.join("maps");
     let fifo = rustix::fs::FileType::Fifo;
     let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
     rustix::fs::mknodat(rustix::fs::CWD, &maps, fifo, mode, 0).unwrap();
-    // So that a controller that waits on its only thread fails, rather than waiting for ever.
+    // Unblocks a controller that waits on its only thread, so that it fails instead of hanging.
     let rescuer = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_secs(8));
         drop(std::fs::File::options().write(true).open(maps));
@@ -582,7 +581,7 @@ async fn a_policy_divides_and_is_remembered() {
     let host = Host::start(folder.clone(), &section).await;
     let answer = host.ask("PUT /v1/policy", "{\"policy\": \"shares\"}").await;
     assert!(answer.starts_with("204"), "{answer}");
-    // All of the pool, as far as there are limits and devices.
+    // The whole pool, as far as limits and devices allow.
     host.until_owns("db", 128, 128).await;
     let refused = host.ask("PUT /v1/vms/db/tiers", "{\"fast_mib\": 16}").await;
     assert!(refused.contains("policy shares decides"), "{refused}");
@@ -595,7 +594,7 @@ async fn a_policy_divides_and_is_remembered() {
 async fn an_agent_of_the_version_before_is_spoken_to() {
     let vm = FakeVm::new(SIZE);
     let host = Host::start(folder(), &section("db", &vm, "")).await;
-    // A silent VM may be using all that it was started with.
+    // A silent VM may be using all its boot memory.
     let all = TierView {
         fast_bytes: 64 * MIB,
         slow_bytes: 128 * MIB,
@@ -622,7 +621,7 @@ async fn what_changed_in_the_file_is_taken_over_by_a_hangup_and_by_the_api() {
     let host = Host::start(folder.clone(), &first).await;
     host.until_owns("one", 32, 96).await;
 
-    // A bad file changes nothing.
+    // A faulty file changes nothing.
     Host::configure(200, &folder, &first.replace("oom_mib", "oom"));
     let refused = host.ask("POST /v1/reload", "").await;
     assert!(
@@ -683,7 +682,7 @@ async fn a_domain_that_its_section_calls_otherwise_is_managed_once() {
     let text = format!("discover = \"libvirt\"\n{}{section}", daemon(&vm, true));
     let host = Host::start(folder(), &text).await;
     host.until_owns("database", 32, 96).await;
-    // libvirt was asked for its domains by then, or is within that time.
+    // libvirt has listed its domains by then, or does so within this time.
     sleep(Duration::from_millis(300)).await;
     let names: Vec<_> = host
         .view()
@@ -701,7 +700,7 @@ async fn a_domain_that_found_no_room_is_told_and_taken_on_once_there_is() {
     let _guest = guest(&other);
     let section = section("other", &other, "");
     let text = format!("discover = \"libvirt\"\n{}{section}", daemon(&vm, true));
-    // It has 64 MiB, and 48 are left.
+    // The VM has 64 MiB, and 48 are left.
     let host = Host::start_with(80, "/".into(), folder(), &text).await;
     host.until_owns("other", 32, 96).await;
     let told = async {
@@ -746,7 +745,7 @@ async fn after_a_resume_all_is_found_anew() {
     };
     soon(again).await;
     host.until_owns("db", 32, 96).await;
-    // Memory that was managed a moment ago is not any more what it was.
+    // Memory that could be managed before may become read-only.
     vm.state().protect(Tier::Fast);
     vm.tell(Told::Event(Event::Changed));
     let refused = |vm: &VmView| vm.problem.as_ref().is_some_and(|p| p.contains("only read"));
@@ -761,7 +760,7 @@ fn is_untouched(vm: &FakeVm) -> bool {
 async fn a_snapshot_that_is_loaded_between_ping_and_punch_loses_nothing() {
     let vm = FakeVm::new(SIZE);
     let guest = guest(&vm);
-    // With a device that lets nothing be punched afterwards.
+    // A device that forbids punching is added.
     vm.state().upon_status = Some(|vm| {
         vm.pinned = true;
         Event::Changed
@@ -828,7 +827,7 @@ async fn a_liar_is_looked_at_twice_and_marked_once() {
 
 #[tokio::test]
 async fn an_agent_in_another_vm_is_not_believed_whatever_serves_its_socket() {
-    // Both ports are served by the process that serves both VMs, as far as the kernel can tell.
+    // The kernel sees the same process behind both ports.
     let (one, other) = (FakeVm::new(SIZE), FakeVm::new(SIZE));
     let _in_other = FakeGuest::proving(&one, &other, &one.guest_ranges());
     let _in_one = FakeGuest::proving(&other, &one, &other.guest_ranges());
@@ -863,7 +862,7 @@ async fn a_mark_survives_the_controller_until_it_is_forgiven() {
     drop(liar);
     std::fs::remove_file(vm.folder().join("agent")).unwrap();
 
-    // An honest guest now; nobody knows.
+    // The guest is honest now, but the controller cannot know.
     let _guest = guest(&vm);
     let host = Host::start(folder.clone(), &section("db", &vm, "")).await;
     let still = host.until("db", "marked", marked).await;
@@ -871,7 +870,7 @@ async fn a_mark_survives_the_controller_until_it_is_forgiven() {
     assert_eq!(backed(&vm, Tier::Fast), 64 * MIB);
     let refused = host.ask("POST /v1/vms/nobody/forgive", "").await;
     assert!(refused.starts_with("404"), "{refused}");
-    // Once it was heard of, it is spoken with as soon as that is allowed.
+    // After its first report, it is managed as soon as it is forgiven.
     let forgiven = host.ask("POST /v1/vms/db/forgive", "").await;
     assert!(forgiven.starts_with("204"), "{forgiven}");
     host.until_owns("db", 32, 96).await;

@@ -1,6 +1,7 @@
-//! A host with the rights that it keeps, and VMs that lie, each a process of its own with memory of its
-//! own: nobody loses a byte but what its own guest gave, those that are honest get what they are to have,
-//! and the host stays small and says why.
+//! A stress test of the controller, with reduced privileges, against many hostile VMs.
+//!
+//! Each VM is a process with its own memory. Only the guest's own pages may be lost. Honest VMs get
+//! their desired sizes. The controller stays small and reports the reason for each problem.
 
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -25,21 +26,21 @@ const SIZE: TierBytes = TierBytes {
     slow: ByteCount(32 * MIB),
 };
 
-/// What a VM is to own.
+/// Target size of each VM.
 const TARGET: TierView = TierView {
     fast_bytes: 8 * MIB,
     slow_bytes: 24 * MIB,
 };
 
-/// What the host may come to have in memory.
+/// Limit of the controller's resident memory.
 const RESIDENT_MAX_KIB: u64 = 32 << 10;
 
-/// In an inhabitant's environment: who it is, and its folder.
+/// Environment variables of a child process: its role and its folder.
 const ROLE: &str = "DEMETER_WORLD_ROLE";
 const FOLDER: &str = "DEMETER_WORLD_FOLDER";
 
-/// Roles of VMs: two that are honest, two whose agents' sockets are swapped in the configuration, two
-/// whose processes hand on to each other what is said to their agents, and those that lie.
+/// Roles of VMs: two honest ones, two with swapped agent sockets, two whose processes proxy each
+/// other's agent connections, and hostile ones.
 const VMS: [&str; 14] = [
     "honest",
     "also-honest",
@@ -71,7 +72,7 @@ impl Inhabitant {
         Self(child.unwrap())
     }
 
-    /// A VM's memory of a tier, as the kernel shows it.
+    /// A VM's memory of a tier, opened through /proc.
     fn memory(&self, tier: Tier) -> fs::File {
         let folder = format!("/proc/{}/fd", self.0.id());
         let mut found: Vec<u32> = fs::read_dir(&folder)
@@ -88,7 +89,7 @@ impl Inhabitant {
         fs::File::open(format!("{folder}/{fd}")).unwrap()
     }
 
-    /// Pages that are gone, of both tiers.
+    /// Number of lost pages in both tiers.
     fn lost_pages(&self) -> usize {
         let lost = |tier: Tier| {
             let mut bytes = vec![0; SIZE.get(tier).0 as usize];
@@ -105,7 +106,7 @@ impl Inhabitant {
         self.memory(tier).metadata().unwrap().blocks() * 512
     }
 
-    /// The most that it had in memory.
+    /// Peak resident memory.
     fn resident_kib(&self) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.0.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -122,13 +123,13 @@ impl Drop for Inhabitant {
     }
 }
 
-/// Whoever the environment says; a test only by name.
+/// Runs the role that the environment names. It is a test in name only.
 #[test]
 fn inhabitant() {
     let (Ok(role), Some(folder)) = (std::env::var(ROLE), std::env::var_os(FOLDER)) else {
         return;
     };
-    // SAFETY: asks for a signal, and nothing else.
+    // SAFETY: asks for a signal when the parent dies, and nothing else.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
     let folder = PathBuf::from(folder);
     if role == "host" {
@@ -153,7 +154,7 @@ async fn be_a_vm(role: &str, folder: &Path) {
         "honest" | "also-honest" | "swapped" | "also-swapped" | "resets" | "touches" => {
             let _guest = FakeGuest::new(&vm, &vm.guest_ranges());
             let pause = match role {
-                // Once for each time that it is taken back.
+                // Once each time it is reclaimed.
                 "touches" => Duration::from_millis(1500),
                 _ => Duration::from_millis(20),
             };
@@ -174,10 +175,10 @@ async fn be_a_vm(role: &str, folder: &Path) {
     }
 }
 
-/// The agent of a VM whose socket is served by another's.
+/// The agent of a VM whose socket another VM serves.
 const ITS_AGENT: &str = "its-agent";
 
-/// The other one of two VMs.
+/// The other VM of a pair.
 fn other_of(role: &str) -> String {
     match role.strip_prefix("also-") {
         Some(other) => other.into(),
@@ -185,19 +186,19 @@ fn other_of(role: &str) -> String {
     }
 }
 
-/// Serves `socket` by what `other` says.
+/// Forwards connections on `socket` to `other`.
 async fn hand_on(socket: &Path, other: &Path) {
     let listener = UnixListener::bind(socket).unwrap();
     loop {
         let (mut asked, _) = listener.accept().await.unwrap();
         there(other).await;
         let mut answers = UnixStream::connect(other).await.unwrap();
-        // Either may hang up at any time.
+        // Either side may hang up at any time.
         let _ = tokio::io::copy_bidirectional(&mut asked, &mut answers).await;
     }
 }
 
-/// Serves a guest's agent that lies.
+/// Serves a hostile guest's agent.
 async fn lie(role: &str, vm: &FakeVm) {
     let listener = UnixListener::bind(vm.folder().join("agent")).unwrap();
     loop {
@@ -206,7 +207,7 @@ async fn lie(role: &str, vm: &FakeVm) {
         let state = vm.shared_state();
         pipe.prove_by(Box::new(move |node: NodeId, nonce: Nonce| match shows {
             true => state.lock().unwrap().show(node, nonce),
-            // Memory of this VM, in which something else lies.
+            // Memory of this VM without the nonce.
             false => Some(GuestPhysAddr(0)),
         }));
         pipe.say(&Message::Hello(hello(1, 1))).await;
@@ -215,13 +216,13 @@ async fn lie(role: &str, vm: &FakeVm) {
                 Ok(Some(message)) => message,
                 Ok(None) => break,
                 Err(_) => {
-                    // Lest it be taken for gone.
+                    // Keep the session alive.
                     pipe.say(&Message::Ping { nonce: 0 }).await;
                     continue;
                 }
             };
             if role == "giant" && matches!(message, Message::List { .. }) {
-                // No frame has so many bytes without a zero.
+                // No valid frame has this many bytes without a zero.
                 for _ in 0..512 {
                     pipe.say_raw(&[b'x'; 64 << 10]).await;
                 }
@@ -249,7 +250,7 @@ fn answers(role: &str, message: &Message) -> Vec<Message> {
         "silent" if !is_list => vec![range(first(node), bytes.0)],
         "outside" => vec![range(first(node), MIB), range(1 << 45, PAGE_SIZE)],
         "giant" => (0..4000).map(|_| range(first(node), PAGE_SIZE)).collect(),
-        // Each in a piece of its own; every second page of what there is.
+        // Every second page, each in a range of its own.
         "fragments" if is_list => (0..8 * MIB / PAGE_SIZE)
             .map(|page| range(first(node) + page * 2 * PAGE_SIZE, PAGE_SIZE))
             .collect(),
@@ -276,7 +277,7 @@ fn answers(role: &str, message: &Message) -> Vec<Message> {
     answers
 }
 
-/// Where a node's memory begins.
+/// First address of a node's memory.
 fn first(node: NodeId) -> u64 {
     match node {
         NodeId(0) => 0,
@@ -309,7 +310,7 @@ fn parts(
     ranges.chunks(4000).enumerate().map(part).collect()
 }
 
-/// The host of this world, as one sees it over its socket.
+/// The controller of this world, seen through its socket.
 struct Seen(PathBuf);
 
 impl Seen {
@@ -398,9 +399,9 @@ async fn nobody_is_hurt_by_vms_that_lie() {
     for name in ["honest", "also-honest"] {
         seen.until(name, "at its size", owns).await;
     }
-    // Every second page, 4096 pieces of it.
+    // Every second page makes 4096 ranges.
     seen.until("fragments", "known", owns).await;
-    // By whose socket it is, and where it is not seen there, by what lies in whose memory.
+    // Detected by the process behind the socket, or else by the missing nonce.
     for name in ["swapped", "also-swapped"] {
         let vm = seen.until_in_trouble(name, "belongs to process").await;
         assert_eq!(vm.owned, None, "{name}");
@@ -435,7 +436,7 @@ async fn nobody_is_hurt_by_vms_that_lie() {
     };
     assert!(metrics.lines().any(counts), "{metrics}");
 
-    // Amid all this, an order of one that is honest.
+    // Meanwhile, an order for an honest VM must be fast.
     let begun = Instant::now();
     let stream = UnixStream::connect(&seen.0).await.unwrap();
     let answer = ask(stream, "PUT /v1/vms/honest/tiers", "{\"fast_mib\": 4}").await;

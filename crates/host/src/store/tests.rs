@@ -53,7 +53,7 @@ proptest! {
         let path = dir.path().join("host.json");
         Store::open(&path).unwrap().0.save(&ledger).unwrap();
         let text = fs::read(&path).unwrap();
-        // Without the last brace, at the latest.
+        // Cut at least the last brace.
         fs::write(&path, &text[..cut.index(text.len() - 2)]).unwrap();
         let refused = Store::open(&path);
         prop_assert!(matches!(refused, Err(StoreError::Damaged { .. })), "{refused:?}");

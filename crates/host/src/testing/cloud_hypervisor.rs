@@ -1,8 +1,9 @@
-//! A Cloud Hypervisor that behaves, made from its API's published description
-//! (vmm/src/api/openapi/cloud-hypervisor.yaml in its tree): the program itself is in no registry.
+//! A test double of Cloud Hypervisor, made from its API's published description
+//! (vmm/src/api/openapi/cloud-hypervisor.yaml in its tree).
 //!
-//! It answers as its HTTP server does: the connection stays open, and an answer without a body has no
-//! length. Its memory is as its source lays it out: a memfd `ch_ram` for each zone, a new one after a reset.
+//! It answers like its HTTP server: the connection stays open, and an answer without a body has no
+//! length. Its memory follows its source: a memfd `ch_ram` for each zone, and new ones after a
+//! reset.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -18,20 +19,20 @@ use super::Told;
 use super::vm::State;
 use crate::hypervisor::Event;
 
-/// What a VMM has.
+/// The double's state.
 #[derive(Clone)]
 pub(super) struct Has {
     pub state: Arc<Mutex<State>>,
-    /// Where its sockets are, and /proc is below.
+    /// Folder of its sockets, and parent of /proc.
     pub folder: PathBuf,
-    /// What happens to it, done before it answers next.
+    /// Pending events, handled before the next answer.
     pub told: Arc<Mutex<broadcast::Receiver<Told>>>,
-    /// Calls of the guest's vsock ports.
+    /// Connections to the guest's vsock ports.
     pub calls: Arc<Mutex<JoinSet<()>>>,
 }
 
 impl Has {
-    /// Shows the process as the kernel would: its maps, and one thread that runs a virtual CPU.
+    /// Creates the process's files in /proc: its maps, and a thread that runs a virtual CPU.
     pub(super) fn show_process(&self) {
         let process = self.folder.join(format!("proc/{}", std::process::id()));
         let thread = process.join(format!("task/{}", std::process::id()));
@@ -42,7 +43,7 @@ impl Has {
         std::fs::write(other.join("comm"), "vcpu_none\n").unwrap();
         for folder in ["fd", "fdinfo"] {
             let own = format!("/proc/{}/{folder}", std::process::id());
-            // It is there the second time.
+            // The link exists already after the first call.
             let _ = std::os::unix::fs::symlink(own, process.join(folder));
         }
         let maps = self.state.lock().unwrap().maps();
@@ -121,7 +122,7 @@ fn info(vm: &mut State, folder: &Path) -> Value {
     })
 }
 
-/// Serves any number of clients, and calls of the guest's vsock ports.
+/// Serves any number of clients, and connections to the guest's vsock ports.
 pub(super) async fn serve(listener: UnixListener, vsock: UnixListener, has: Has) {
     let mut clients = JoinSet::new();
     loop {
@@ -142,7 +143,7 @@ pub(super) async fn serve(listener: UnixListener, vsock: UnixListener, has: Has)
     }
 }
 
-/// Carries one call to the guest's agent, if it is called on its port.
+/// Forwards one connection to the guest's agent, if it names the agent's port.
 async fn connect(mut stream: UnixStream, agent: &Path) -> std::io::Result<()> {
     let mut called = vec![];
     while called.last() != Some(&b'\n') {
@@ -150,7 +151,7 @@ async fn connect(mut stream: UnixStream, agent: &Path) -> std::io::Result<()> {
     }
     assert_eq!(called, b"CONNECT 1017\n");
     let mut guest = UnixStream::connect(agent).await?;
-    // The number is that of the host's end. What the guest says may come with it.
+    // The host port's number. The guest's first message may follow in the same read.
     stream.write_all(b"OK 1073741824\n").await?;
     tokio::io::copy_bidirectional(&mut stream, &mut guest).await?;
     Ok(())
@@ -189,7 +190,7 @@ async fn speak(stream: UnixStream, has: &Has) -> std::io::Result<()> {
         None => "\r\n".into(),
     };
     stream.write_all((head + &rest).as_bytes()).await?;
-    // It stays open until the client goes.
+    // The connection stays open until the client closes it.
     stream.read_to_end(&mut vec![]).await?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! A guest's agent that behaves, with a driver that holds whole blocks.
+//! A test double of a guest's agent, with a driver that holds whole blocks.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -16,23 +16,23 @@ use tokio::time::{Duration, sleep};
 use super::FakeVm;
 use crate::agent::tests::{Pipe, hello};
 
-/// What the guest's driver has of a node: blocks by address, and whether they are held.
+/// Blocks of a node by address, and whether the driver holds them.
 type Node = BTreeMap<u64, bool>;
 
-/// How often an agent reports.
+/// Interval between reports of an agent.
 const REPORT_EVERY: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 struct State {
     nodes: BTreeMap<NodeId, Node>,
-    /// Blocks that the guest would not give.
+    /// Blocks that the guest does not give up.
     in_use: BTreeMap<NodeId, usize>,
     silent: bool,
     boot: u8,
     session: u64,
 }
 
-/// The guest; its agent answers until dropped.
+/// The guest; its agent answers until this is dropped.
 pub(crate) struct FakeGuest {
     state: Arc<Mutex<State>>,
     rebooted: Arc<Notify>,
@@ -40,18 +40,18 @@ pub(crate) struct FakeGuest {
 }
 
 impl FakeGuest {
-    /// A guest of this VM that believes its nodes to be made of these ranges. It serves what QEMU
-    /// would: the host's end of its port.
+    /// A guest of this VM whose nodes have these ranges. It serves the host's end of its port, like
+    /// QEMU.
     pub fn new(vm: &FakeVm, ranges: &[(NodeId, GpaRange)]) -> Self {
         Self::proving(vm, vm, ranges)
     }
 
-    /// A guest behind the port of `port` that in truth runs in `vm`.
+    /// A guest that is connected to the port of `port` but runs in `vm`.
     pub fn proving(port: &FakeVm, vm: &FakeVm, ranges: &[(NodeId, GpaRange)]) -> Self {
         Self::speaking(VERSION, port, vm, ranges)
     }
 
-    /// The same, whose agent speaks a version of the protocol.
+    /// Like `proving`, with an agent of another protocol version.
     pub fn speaking(
         version: u16,
         port: &FakeVm,
@@ -84,14 +84,14 @@ impl FakeGuest {
         }
     }
 
-    /// Begins anew, with nothing held.
+    /// Reboots, and holds nothing afterwards.
     pub fn reboot(&self) {
         self.forget();
         self.state.lock().unwrap().boot += 1;
         self.rebooted.notify_one();
     }
 
-    /// Holds nothing any more, and says nothing of it.
+    /// Drops all held memory without a report.
     pub fn forget(&self) {
         let mut state = self.state.lock().unwrap();
         for blocks in state.nodes.values_mut() {
@@ -99,19 +99,19 @@ impl FakeGuest {
         }
     }
 
-    /// Blocks that it holds, in all.
+    /// Number of blocks that it holds.
     pub fn held_blocks(&self) -> usize {
         let state = self.state.lock().unwrap();
         state.nodes.keys().map(|node| state.held(*node).len()).sum()
     }
 
-    /// From now on the guest keeps so much of a node, whatever is asked.
+    /// Makes the guest keep this much of a node, whatever the host asks.
     pub fn use_memory(&self, node: NodeId, bytes: ByteCount) {
         let blocks = (bytes.0 / BLOCK_SIZE) as usize;
         self.state.lock().unwrap().in_use.insert(node, blocks);
     }
 
-    /// Says nothing any more.
+    /// Stops all messages.
     pub fn fall_silent(&self) {
         self.state.lock().unwrap().silent = true;
     }
@@ -140,7 +140,7 @@ async fn serve(
                 pipe.say(&message).await;
             }
             said = tokio::select! {
-                // An agent that says nothing for long is taken for gone.
+                // Keep the session alive.
                 () = sleep(REPORT_EVERY) => {
                     let state = state.lock().unwrap();
                     if state.silent { vec![] } else { vec![stats(&state)] }
@@ -175,7 +175,7 @@ fn stats(state: &State) -> Message {
 }
 
 impl State {
-    /// What an agent says that has just started.
+    /// The first messages of a starting agent.
     fn introduction(&mut self) -> Vec<Message> {
         self.session += 1;
         let hello = hello(self.boot, self.session);
@@ -224,7 +224,7 @@ impl State {
             .collect()
     }
 
-    /// Makes `count` blocks held, or free; says which.
+    /// Makes `count` blocks held or free, and returns them.
     fn turn(&mut self, node: NodeId, count: usize, held: bool) -> Vec<u64> {
         let blocks = self.nodes.entry(node).or_default().iter_mut();
         let others = blocks.filter(|(_, now)| **now != held).take(count);

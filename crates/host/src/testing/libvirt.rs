@@ -1,4 +1,4 @@
-//! A libvirtd that behaves, for one domain "db" whose QEMU is a [`State`](super::vm::State).
+//! A test double of libvirtd with one domain "db", whose QEMU is a [`State`](super::vm::State).
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ use crate::hypervisor::libvirt::{
     Decoder, Domain, EVENT, Malformed, Message, OK, Procedure, REPLY, Reader, Writer,
 };
 
-/// What a daemon has.
+/// The double's state.
 #[derive(Clone)]
 pub(super) struct Has {
     pub state: Arc<Mutex<State>>,
@@ -26,7 +26,7 @@ pub(super) struct Has {
 }
 
 impl Has {
-    /// A domain with everything that is needed.
+    /// A domain that lacks nothing.
     fn xml(&self) -> String {
         let boot = &self.state.lock().unwrap().boot;
         let cell = |node, tier| {

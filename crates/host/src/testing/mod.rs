@@ -1,5 +1,6 @@
-//! A VM for tests: simulated, with real memory files that the test's own process has mapped, as a
-//! hypervisor would; to be spoken with over a QMP socket or by function calls.
+//! A simulated VM for tests, reached over a QMP socket or by function calls.
+//!
+//! Its memory files are real and mapped by the test's own process, as by a hypervisor.
 
 mod cloud_hypervisor;
 mod guest;
@@ -43,29 +44,29 @@ pub(crate) fn memfd(bytes: u64) -> File {
     file
 }
 
-/// What a VM tells by itself.
+/// An unsolicited report of a VM.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Told {
     Event(Event),
     SizeChange,
 }
 
-/// A VM whose QEMU listens on a QMP socket for one client at a time.
+/// A VM whose QEMU serves one QMP client at a time.
 pub(crate) struct FakeVm {
     folder: PathBuf,
-    /// Where the folder is, if it goes with the VM.
+    /// Keeps the folder, if it belongs to the VM.
     temporary: Option<tempfile::TempDir>,
     state: Arc<Mutex<State>>,
     told: broadcast::Sender<Told>,
-    /// Events that were told.
+    /// Number of events sent.
     happened: Arc<AtomicU64>,
     server: JoinHandle<()>,
-    /// Its libvirtd, if it has one.
+    /// Its libvirtd, if any.
     daemon: Mutex<JoinSet<()>>,
 }
 
 impl FakeVm {
-    /// A VM with boot memory of `boot` and as much again by virtio-mem.
+    /// A VM with boot memory of `boot` and the same amount by virtio-mem.
     pub fn new(boot: TierBytes) -> Self {
         let temporary = tempfile::tempdir().unwrap();
         let mut vm = Self::within(temporary.path(), boot);
@@ -73,7 +74,7 @@ impl FakeVm {
         vm
     }
 
-    /// The same, with its sockets in a folder that is there.
+    /// Like `new`, with its sockets in an existing folder.
     pub fn within(folder: &Path, boot: TierBytes) -> Self {
         let state = Arc::new(Mutex::new(State::new(boot)));
         let (told, _) = broadcast::channel(16);
@@ -102,7 +103,7 @@ impl FakeVm {
             .unwrap()
     }
 
-    /// Connects to it by way of libvirt, whose domain "db" it is.
+    /// Connects to it through libvirt, as the domain "db".
     pub async fn connect_libvirt(&self) -> Connection<Qemu> {
         let daemon = self.libvirt(true);
         let nodes = PerTier {
@@ -120,8 +121,8 @@ impl FakeVm {
         .unwrap()
     }
 
-    /// Starts a libvirtd, instead of the one before, that has it as its domain "db"; `runs` is whether
-    /// that runs.
+    /// Starts a libvirtd with this VM as its domain "db". It replaces the former one. `runs` is
+    /// whether the domain runs.
     pub fn libvirt(&self, runs: bool) -> Libvirt {
         let pid = std::process::id().to_string();
         std::fs::create_dir_all(self.folder.join("qemu")).unwrap();
@@ -145,7 +146,7 @@ impl FakeVm {
     }
 
     /// Connects to it by Cloud Hypervisor's API, which it has from then on. Its slow memory then
-    /// follows the fast one without a hole: all is below 3 GiB.
+    /// follows the fast memory without a hole, because all of it lies below 3 GiB.
     pub async fn connect_cloud_hypervisor(&self) -> Connection<CloudHypervisor> {
         let socket = self.cloud_hypervisor();
         let limits = ch::Limits {
@@ -157,7 +158,7 @@ impl FakeVm {
             .unwrap()
     }
 
-    /// Starts its Cloud Hypervisor, and says where that listens.
+    /// Starts its Cloud Hypervisor and returns the API socket.
     pub fn cloud_hypervisor(&self) -> PathBuf {
         let has = cloud_hypervisor::Has {
             state: self.state.clone(),
@@ -175,7 +176,7 @@ impl FakeVm {
         socket
     }
 
-    /// Connects to it without any QEMU.
+    /// Connects to it by function calls.
     pub fn simulated(&self) -> Connection<Simulated> {
         let size_change = Arc::new(Notify::new());
         let (events_told, told_so_far) = watch::channel(self.happened.load(Ordering::Relaxed));
@@ -216,7 +217,7 @@ impl FakeVm {
         self.state.lock().unwrap()
     }
 
-    /// Where its guest's nodes lie.
+    /// Address ranges of its guest's nodes.
     pub fn guest_ranges(&self) -> Vec<(NodeId, GpaRange)> {
         let layout = self.state().layout().into_iter();
         let range = |(node, mapping, _): (NodeId, Mapping, _)| {
@@ -229,7 +230,7 @@ impl FakeVm {
         layout.map(range).collect()
     }
 
-    /// The names of its memory backends.
+    /// Names of its memory backends.
     pub fn memdev() -> PerTier<String> {
         PerTier {
             fast: "node0".into(),
@@ -237,23 +238,23 @@ impl FakeVm {
         }
     }
 
-    /// A tier's boot memory, to look at.
+    /// The file of a tier's boot memory.
     pub fn file(&self, tier: Tier) -> File {
         self.state().boot.get(tier).file.try_clone().unwrap()
     }
 
-    /// From now on the guest uses so much of its virtio-mem and would not leave it.
+    /// Makes the guest keep this much of its virtio-mem.
     pub fn use_memory(&self, tier: Tier, bytes: ByteCount) {
         self.state().use_memory(tier, bytes);
     }
 
-    /// Tells whoever is connected.
+    /// Sends a report to the connected clients; there must be one.
     pub fn tell(&self, told: Told) {
         assert!(self.told.receiver_count() > 0, "nobody is connected");
         self.tell_if_heard(told);
     }
 
-    /// Tells whoever is connected, if anybody is.
+    /// Sends a report to the connected clients, if any.
     pub fn tell_if_heard(&self, told: Told) {
         if matches!(told, Told::Event(_)) {
             self.happened.fetch_add(1, Ordering::Relaxed);
@@ -261,12 +262,12 @@ impl FakeVm {
         let _ = self.told.send(told);
     }
 
-    /// What it is made of, for another task.
+    /// Its state, for another task.
     pub fn shared_state(&self) -> Arc<Mutex<State>> {
         self.state.clone()
     }
 
-    /// Ends QEMU; its socket stays, as after a crash.
+    /// Ends QEMU. Its socket file stays, as after a crash.
     pub fn kill(&self) {
         self.server.abort();
     }

@@ -1,4 +1,4 @@
-//! A QEMU that behaves, as far as its QMP socket tells.
+//! A test double of QEMU's QMP socket.
 
 use std::sync::{Arc, Mutex};
 
@@ -12,7 +12,7 @@ use super::Told;
 use super::vm::{State, device_at};
 use crate::hypervisor::{Event, Mapping, MemoryBackend, MemoryDevice};
 
-/// Runs a command, as QEMU would; or says why not.
+/// Carries out a command like QEMU, or returns the reason for refusing.
 pub(super) fn execute(vm: &mut State, command: &str, arguments: &Value) -> Result<Value, String> {
     let size = || arguments["value"].as_u64().ok_or("not a size");
     match command {
@@ -112,7 +112,7 @@ fn monitor(vm: &State, line: &str) -> Result<Value, String> {
     )))
 }
 
-/// How QEMU calls an event.
+/// QEMU's name of an event.
 pub(super) fn name(told: Told) -> &'static str {
     match told {
         Told::Event(Event::Reset) => "RESET",
@@ -149,7 +149,7 @@ async fn speak(
         .await?;
     loop {
         let said: Vec<Value> = tokio::select! {
-            // What has happened is told before anything is answered.
+            // Report all events before the next answer.
             biased;
             event = events.recv() => {
                 let Ok(told) = event else { return Ok(()) };

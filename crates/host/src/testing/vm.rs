@@ -1,4 +1,4 @@
-//! A simulated VM: the machine itself, and a hypervisor that answers by function calls.
+//! A simulated VM: the machine, and a hypervisor reached by function calls.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -42,7 +42,7 @@ impl BootMemory {
         Self::mapped(file, bytes)
     }
 
-    /// Maps a file as it is; nothing is set aside for it.
+    /// Maps a file without reserving memory.
     fn mapped(file: File, bytes: u64) -> Self {
         // SAFETY: a new shared mapping of a file of ours, at an address of the kernel's choice.
         // Nothing refers to it: it is there to be found in /proc/PID/maps.
@@ -88,43 +88,43 @@ struct Device {
     in_use: u64,
 }
 
-/// What a VM is made of, and does.
+/// State and behaviour of a VM.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(super) boot: PerTier<BootMemory>,
     devices: PerTier<Device>,
-    /// What the virtio balloon was told, and what it has come to.
+    /// Requested and present size of the virtio balloon.
     balloon_wanted: u64,
     balloon_size: u64,
     balloon_least: u64,
-    /// Answers nothing any more.
+    /// Stops all answers.
     pub silent: bool,
-    /// How large it says that each of its memories is, if not as large as it is.
+    /// False size that it reports for each of its memories.
     pub claims: Option<ByteCount>,
-    /// Says that its memory is private.
+    /// Reports its memory as private.
     pub private: bool,
     /// Has a device that pins memory.
     pub pinned: bool,
-    /// A DIMM: where the guest has it.
+    /// Guest-physical addresses of a DIMM.
     pub dimm: Option<PhysRange>,
-    /// What happens, once, when QEMU is asked for its status, before it answers.
+    /// A one-time action when QEMU is asked for its status, before the answer.
     pub upon_status: Option<fn(&mut State) -> Event>,
-    /// Devices of Cloud Hypervisor that were plugged in.
+    /// Number of plugged devices of Cloud Hypervisor.
     pub(super) plugged_devices: usize,
-    /// Its memory has no hole, as that of a Cloud Hypervisor VM which ends below 3 GiB.
+    /// Lays memory out without a hole, like a Cloud Hypervisor VM that ends below 3 GiB.
     pub(super) in_one_run: bool,
 }
 
 const BLOCK: u64 = 2 * MIB;
 
-/// What a guest takes or leaves between two looks.
+/// Memory that a guest plugs or unplugs between two polls.
 const STEP: u64 = 64 * MIB;
 
-/// Where slow memory goes on behind a hole.
+/// Address at which slow memory continues above a hole.
 const HOLE_END: u64 = 1 << 32;
 
 impl State {
-    /// A VM with boot memory of `boot` and as much again by virtio-mem.
+    /// A VM with boot memory of `boot` and the same amount by virtio-mem.
     pub(super) fn new(boot: TierBytes) -> Self {
         let device = |tier| {
             let bytes = boot.get(tier).0;
@@ -153,13 +153,13 @@ impl State {
         }
     }
 
-    /// All memory anew, as Cloud Hypervisor does at a reset.
+    /// Replaces all memory, like Cloud Hypervisor at a reset.
     pub(super) fn renew(&mut self) {
         let fresh = |tier| BootMemory::new(self.boot.get(tier).bytes);
         self.boot = PerTier::from_fn(fresh);
     }
 
-    /// The test's own maps with this VM's memory only, named as Cloud Hypervisor names it.
+    /// This VM's part of the test's own maps, with Cloud Hypervisor's file names.
     pub(super) fn maps(&self) -> String {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let ours = |line: &&str| {
@@ -170,7 +170,7 @@ impl State {
         maps.lines().filter(ours).map(named).collect()
     }
 
-    /// From now on the hypervisor may only read a tier's memory.
+    /// Makes a tier's memory read-only for the hypervisor.
     pub fn protect(&mut self, tier: Tier) {
         let memory = self.boot.get(tier);
         let at = memory.address as *mut libc::c_void;
@@ -192,7 +192,7 @@ impl State {
         *self.boot.get_mut(tier) = BootMemory::of(file, bytes);
     }
 
-    /// Backs a tier by a file that stays empty.
+    /// Backs a tier by a sparse file.
     pub fn back_by(&mut self, tier: Tier, file: File) {
         let bytes = self.boot.get(tier).bytes;
         file.set_len(bytes).unwrap();
@@ -216,7 +216,7 @@ impl State {
             .into()
     }
 
-    /// Where memory lies: by node, with its offset in its backend.
+    /// The layout of memory: node, mapping and offset in its backend.
     pub(super) fn layout(&self) -> [(NodeId, Mapping, FileOffset); 3] {
         let (fast, slow) = (&self.boot.fast, &self.boot.slow);
         let low = slow.bytes / 2;
@@ -238,7 +238,7 @@ impl State {
         })
     }
 
-    /// Writes a nonce to the last page that the guest has in a node, which no test holds.
+    /// Writes a nonce to the guest's last page in a node, which no test holds.
     pub fn show(&self, node: NodeId, nonce: Nonce) -> Option<GuestPhysAddr> {
         let (_, mapping, offset) = self.layout().into_iter().rfind(|part| part.0 == node)?;
         let memory = self.boot.get(match node {
@@ -268,7 +268,8 @@ impl State {
         Tier::ALL.map(device).into()
     }
 
-    /// All that is not boot memory: the devices and the DIMM, whose memory is that of the fast tier.
+    /// All memory besides boot memory: the devices and the DIMM. It is mapped to the fast tier's
+    /// memory.
     pub(super) fn plugged(&self) -> Vec<Mapping> {
         let devices = Tier::ALL
             .map(|tier| PhysRange::new(device_at(tier), ByteCount(self.devices.get(tier).max)));
@@ -304,7 +305,7 @@ impl State {
         size
     }
 
-    /// Takes memory from the guest, as virtio-balloon does: fast memory first, if it so happens.
+    /// Takes memory from the guest like virtio-balloon, fast memory first in this double.
     fn discard(&self, bytes: u64) {
         let wait = &MayWait::in_a_test();
         let taken = self.boot.fast.bytes + self.boot.slow.bytes - self.balloon_size;
@@ -323,17 +324,17 @@ impl State {
     }
 }
 
-/// Where the guest has a virtio-mem device.
+/// Guest-physical address of a virtio-mem device.
 pub(super) fn device_at(tier: Tier) -> GuestPhysAddr {
     GuestPhysAddr((1 << 42) + ((tier as u64) << 41))
 }
 
-/// A step from `now` towards `goal`.
+/// One step from `now` towards `goal`.
 fn nearer(now: u64, goal: u64) -> u64 {
     goal.clamp(now.saturating_sub(STEP), now + STEP)
 }
 
-/// The hypervisor of a simulated VM.
+/// A hypervisor of a simulated VM.
 #[derive(Debug, Clone)]
 pub(crate) struct Simulated {
     pub(super) state: Arc<Mutex<State>>,

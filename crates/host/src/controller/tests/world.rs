@@ -1,12 +1,13 @@
-//! A million random steps against a small world of guests that crash, reset, stall and lie, with
-//! observations that get lost, doubled and late, and a controller that is killed and started again.
-//! Then disturbances stop, and everybody must come to own what is desired.
+//! A randomized test: a million steps against guests that crash, reset, stall and lie.
+//!
+//! Observations get lost, duplicated and late, and the controller is killed and restarted. After
+//! the last disturbance every guest must come to own what is desired.
 
 use std::collections::VecDeque;
 
 use super::*;
 
-/// SplitMix64: a run is replayed by its seed.
+/// SplitMix64, so that a run is reproducible by its seed.
 struct Rng(u64);
 
 impl Rng {
@@ -26,7 +27,7 @@ impl Rng {
         self.below(n) == 0
     }
 
-    /// Up to `mib` in whole MiB.
+    /// A random size up to `mib` MiB.
     fn mib(&mut self, mib: u64) -> ByteCount {
         bytes(self.below(mib + 1))
     }
@@ -55,7 +56,7 @@ const POOL_MIB: u64 = 4000;
 const SIZE_MIB: u64 = 3000;
 const VMS: usize = 4;
 
-/// The word of each hypervisor on its VM.
+/// Each hypervisor's report of its VM.
 const SEEN: Observation = Observation::Seen {
     most: TierBytes {
         fast: ByteCount(SIZE_MIB * MIB),
@@ -68,13 +69,13 @@ struct Guest {
     limits: Limits,
     honest: bool,
     running: bool,
-    /// Memory that it has with the balloon as it is.
+    /// Memory that it has with its present balloon.
     owned: TierBytes,
-    /// Whether it was shrunk since it booted. Until then it has more than it may touch.
+    /// Whether it has shrunk since its boot. Until then it owns more than it may use.
     settled: PerTier<bool>,
-    /// What it may come to own of slow memory by its out-of-memory allowance.
+    /// Bound of the slow memory that it may own through its out-of-memory allowance.
     ceiling: Option<ByteCount>,
-    /// Commands that have not reached it, in order, and which controller has sent them.
+    /// Commands in flight to it, in order, each with its controller's number.
     pipe: VecDeque<(u32, VmCommand)>,
 }
 
@@ -83,16 +84,16 @@ struct World {
     pools: TierBytes,
     now: Millis,
     controller: Controller,
-    /// How many controllers there have been.
+    /// Number of controllers so far.
     generation: u32,
-    /// What is on disk.
+    /// The stored state.
     kept: BTreeMap<VmName, Account>,
     guests: Vec<Guest>,
-    /// Observations under way, as (guest, observation).
+    /// Observations in flight, as (guest, observation).
     observations: Vec<(usize, Observation)>,
-    /// Guests of which something else than an answer is under way.
+    /// Guests with an unsolicited observation in flight.
     untold: Vec<VmName>,
-    /// The committed sums of the last check.
+    /// Committed sums at the last check.
     committed: TierBytes,
 }
 
@@ -134,7 +135,7 @@ impl World {
         world
     }
 
-    /// The controller starts, with what is on disk. Observations to the one before are lost.
+    /// Starts a controller from the stored state. Observations for its predecessor are lost.
     fn start_controller(&mut self) {
         self.observations.clear();
         self.generation += 1;
@@ -175,7 +176,7 @@ impl World {
         guest.pipe.clear();
     }
 
-    /// Something happens that may go wrong.
+    /// Injects a random disturbance.
     fn disturb(&mut self) {
         let i = self.rng.index(VMS);
         let running = self.guests[i].running;
@@ -186,7 +187,7 @@ impl World {
             70..80 => self.now.0 += self.rng.below(3000),
             80..85 => self.lose_or_double_an_observation(),
             85 if running => {
-                // The agent dies, and what was sent to it; another one starts.
+                // The agent dies with its queued commands, and another one starts.
                 self.guests[i].pipe.clear();
                 self.tell(i, Observation::Lost);
                 self.tell(i, Observation::Here);
@@ -212,7 +213,7 @@ impl World {
                 self.tell(i, Observation::Hostile { reason });
             }
             95 => {
-                // Now and then with other pools.
+                // Sometimes with other pools.
                 if self.rng.one_in(4) {
                     let mib = |rng: &mut Rng| bytes(POOL_MIB / 2 + rng.below(POOL_MIB));
                     self.pools = PerTier::from_fn(|_| mib(&mut self.rng));
@@ -225,8 +226,8 @@ impl World {
         self.step();
     }
 
-    /// An observation arrives: any of those under way. What a VM's task tells about its connection is
-    /// the state of a socket: it may come late, but keeps its order and is not lost.
+    /// Delivers one of the observations in flight. Reports of a VM's connection may be late, but
+    /// keep their order and are not lost, like the state of a socket.
     fn deliver(&mut self) {
         if self.observations.is_empty() {
             return;
@@ -259,7 +260,7 @@ impl World {
         }
     }
 
-    /// A guest does what the next command in its pipe says, or a part of it, or nothing.
+    /// A guest carries out its next command, fully, in part or not at all.
     fn guest_acts(&mut self, i: usize) {
         let guest = &mut self.guests[i];
         let Some((generation, command)) = guest.pipe.pop_front() else {
@@ -332,7 +333,7 @@ impl World {
         }
     }
 
-    /// The controller decides; its accounts are kept before its commands are sent.
+    /// The controller decides; its accounts are stored before its commands are sent.
     fn step(&mut self) {
         let step = self.controller.step(self.now);
         let accounts = self.controller.accounts();
@@ -354,7 +355,7 @@ impl World {
         }
     }
 
-    /// Checks that no VM grows while more may be held than there is.
+    /// Checks that no VM grows while VMs may hold more than the pool.
     fn check_growth(&self, command: &VmCommand) {
         let vm = self.controller.vms().find(|(name, _)| **name == command.vm);
         let owned = vm.unwrap().1.owned;
@@ -368,7 +369,7 @@ impl World {
 
     fn check(&mut self) {
         for tier in Tier::ALL {
-            // More than the pool only where it was so before the controller, and then less and less.
+            // An excess over the pool must be older than this controller, and may only shrink.
             let committed = self.controller.committed(tier);
             let before = self.committed.get_mut(tier);
             assert!(committed <= self.controller.pool(tier).max(*before));
@@ -383,7 +384,7 @@ impl World {
             let guest = self.guests.iter_mut().find(|g| g.name == *name).unwrap();
             for tier in Tier::ALL {
                 let (owned, committed) = (guest.owned.get(tier), vm.committed.get(tier));
-                // The controller does not know yet of observations under way.
+                // The controller does not know observations in flight.
                 let is_known = !self.untold.contains(&guest.name);
                 assert!(
                     !guest.honest || !is_known || *owned <= *vm.may_hold.get(tier),
@@ -400,7 +401,7 @@ impl World {
         }
     }
 
-    /// Nothing goes wrong any more: guests are honest and do all they are told.
+    /// Ends all disturbances: guests are honest and carry out every command.
     fn come_to_rest(&mut self) {
         self.observations
             .retain(|(_, r)| !matches!(r, Observation::Hostile { .. }));
@@ -422,7 +423,7 @@ impl World {
         }
         for _ in 0..100 {
             for (guest, observation) in std::mem::take(&mut self.observations) {
-                // The Gone of a VM that was started again comes before its Here.
+                // A restarted VM's Gone arrives before its Here.
                 let name = self.guests[guest].name.clone();
                 let gone = observation == Observation::Gone;
                 self.controller.observe(self.now, &name, observation);

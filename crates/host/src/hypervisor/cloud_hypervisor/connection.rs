@@ -1,4 +1,4 @@
-//! Asking one VMM, and looking whether its VM has changed.
+//! One connection to a Cloud Hypervisor process: questions, and polling for changes of its VM.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -29,21 +29,21 @@ const PING: &str = "GET /api/v1/vmm.ping";
 const INFO: &str = "GET /api/v1/vm.info";
 const RESIZE: &str = "PUT /api/v1/vm.resize";
 
-/// The longest answer that is read. A VM with a hundred devices takes a tenth of it.
+/// Maximum length of an answer. A VM with a hundred devices needs a tenth of it.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
-/// Changes that may wait to be looked at.
+/// Capacity of the event queue.
 const EVENTS_MAX: usize = 16;
 
-/// The most threads of a VMM that are looked through.
+/// Maximum number of the process's threads that are searched.
 const THREADS_MAX: usize = 16384;
 
-/// How long to wait, and how often to look.
+/// Time limits of a connection.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// For an answer.
+    /// Time limit for an answer.
     pub answer: Duration,
-    /// Between two looks at whether something has changed.
+    /// Poll interval for changes.
     pub look_every: Duration,
 }
 
@@ -56,21 +56,21 @@ impl Default for Limits {
     }
 }
 
-/// A handle for questions; clones ask the same VMM.
+/// A handle for questions; clones ask the same process.
 #[derive(Debug, Clone)]
 pub struct CloudHypervisor(Arc<Vmm>);
 
 #[derive(Debug)]
 struct Vmm {
     socket: PathBuf,
-    /// Where /proc is below.
+    /// Parent of /proc.
     root: PathBuf,
     outside: Outside,
     process: PeerProcess,
     limits: Limits,
-    /// What was seen last, and whom to tell of changes; `None` once that has ended.
+    /// The last observation and the channel for changes; `None` once polling has ended.
     seen: Mutex<Option<Seen>>,
-    /// Events that were told, and the end.
+    /// Number of events sent, plus one after the end.
     told: AtomicU64,
 }
 
@@ -80,7 +80,7 @@ struct Seen {
     tell: mpsc::Sender<Event>,
 }
 
-/// What would change if the VM did. A reset gives it other memory.
+/// The observed part of a VM's state. A reset gives it other memory files.
 #[derive(Debug, PartialEq, Eq)]
 struct Look {
     memory: BTreeSet<FileId>,
@@ -89,8 +89,8 @@ struct Look {
 }
 
 impl CloudHypervisor {
-    /// Connects, and checks who listens. `owner_uid` is a user besides root and our own whom to
-    /// trust with a VM; `root` is where /proc is below.
+    /// Connects and checks the listener. `owner_uid` is a trusted user besides root and our own;
+    /// `root` is the parent of /proc.
     pub async fn connect(
         socket: &Path,
         outside: &Outside,
@@ -122,7 +122,7 @@ impl CloudHypervisor {
         let text = vmm.ask_over(stream, PING, String::new()).await?;
         let ping: Ping =
             serde_json::from_str(&text).map_err(|error| vmm.unknown(PING, &error.to_string()))?;
-        // Older versions do not tell.
+        // Older versions do not report their process id.
         if let Some(pid) = ping.pid
             && pid != i64::from(process.pid.0)
         {
@@ -138,8 +138,8 @@ impl CloudHypervisor {
         }
         let agent = match info.vsock {
             Some(path) if path.is_relative() => {
-                let why = "its vsock socket's path is relative to a folder that nobody tells; give --vsock \
-                           socket= a whole path";
+                let why =
+                    "its vsock socket has a relative path; give --vsock socket= an absolute path";
                 return Err(vmm.unfit(why.into()));
             }
             agent => agent.map(|path| AgentSocket {
@@ -160,7 +160,7 @@ impl CloudHypervisor {
         })
     }
 
-    /// Looks again and again, until nobody listens or the VMM cannot be asked.
+    /// Polls until the receiver is dropped or a question fails.
     async fn watch(self, tell: mpsc::Sender<Event>) {
         loop {
             tokio::select! {
@@ -173,31 +173,30 @@ impl CloudHypervisor {
             }
         }
         *self.0.seen.lock().await = None;
-        // Before the last sender goes, and with it the events' end.
+        // Count the end before the last sender is dropped, which ends the events.
         self.0.told.fetch_add(1, Ordering::Relaxed);
         drop(tell);
     }
 
-    /// Tells what has changed since the last look.
+    /// Sends the changes since the last poll.
     async fn look_again(&self) -> Result<(), CloudHypervisorError> {
         let ended = |why: &str| CloudHypervisorError::Gone {
             vmm: self.name(),
             why: why.into(),
         };
         let mut seen = self.0.seen.lock().await;
-        let Seen { look: before, tell } = seen
-            .as_mut()
-            .ok_or_else(|| ended("it was not to be asked any more"))?;
+        let Seen { look: before, tell } =
+            seen.as_mut().ok_or_else(|| ended("polling has ended"))?;
         let now = self.look().await?;
         let reset = (now.memory != before.memory).then_some(Event::Reset);
-        // After a reset memory lies elsewhere.
+        // After a reset the VM has other memory files.
         let changed = (now != *before).then_some(Event::Changed);
         for event in reset.into_iter().chain(changed) {
             self.0.told.fetch_add(1, Ordering::Relaxed);
             if tell.try_send(event).is_err() {
-                // An event that is not kept may be a reset that nobody hears of. The watch ends next.
+                // The lost event may be a reset, so polling must end.
                 *seen = None;
-                return Err(ended("changes come faster than they are looked at"));
+                return Err(ended("changes come faster than they are handled"));
             }
         }
         *before = now;
@@ -205,7 +204,7 @@ impl CloudHypervisor {
     }
 
     async fn look(&self) -> Result<Look, CloudHypervisorError> {
-        // Memory last: a reset is then told before what came after it.
+        // Read memory last, so that a reset is reported before later changes.
         let Info { state, devices, .. } = self.info().await?;
         let memory = self.files().await?.iter().map(|of| of.file).collect();
         Ok(Look {
@@ -229,7 +228,7 @@ impl CloudHypervisor {
         Info::parse(&text).map_err(|what| self.unknown(INFO, &what))
     }
 
-    /// The VM, if it has memory zones.
+    /// The VM; an error if it has no memory zones.
     async fn zoned(&self) -> Result<Info, CloudHypervisorError> {
         let info = self.info().await?;
         if info.zones.is_empty() {
@@ -255,7 +254,7 @@ impl CloudHypervisor {
         self.ask_over(stream, question, body).await
     }
 
-    /// Asks on a thread made for waiting, which ends in time whoever stops waiting for it.
+    /// Asks on a thread that may block. The thread ends in time even if its caller stops waiting.
     async fn ask_over(
         &self,
         stream: std::os::unix::net::UnixStream,
@@ -274,7 +273,7 @@ impl CloudHypervisor {
         answer.map_err(|error| CloudHypervisorError::of_answer(socket, question, limit, error))
     }
 
-    /// An answer that is not what it should be. `what` may hold parts of it.
+    /// The error for an invalid answer. `what` may quote parts of it.
     fn unknown(&self, question: &'static str, what: &str) -> CloudHypervisorError {
         CloudHypervisorError::Answer {
             vmm: self.name(),
@@ -293,7 +292,7 @@ impl CloudHypervisor {
 fn vcpus(folder: &Path, wait: &MayWait) -> io::Result<Vec<Pid>> {
     let mut threads = vec![];
     for entry in outside::entries_of(folder, THREADS_MAX, wait)? {
-        // A thread may end while we look.
+        // A thread may end during the search.
         let name = outside::text_of(&entry.join("comm"), wait).unwrap_or_default();
         let number = name.trim().strip_prefix("vcpu").unwrap_or_default();
         let thread = entry
@@ -306,7 +305,7 @@ fn vcpus(folder: &Path, wait: &MayWait) -> io::Result<Vec<Pid>> {
     Ok(threads)
 }
 
-/// Connects, and says to whom.
+/// Connects and identifies the listener.
 async fn open(
     socket: &Path,
     outside: &Outside,
@@ -349,7 +348,7 @@ impl Hypervisor for CloudHypervisor {
 
     async fn memory_map(&self, backend: &str) -> Result<Vec<Mapping>, HypervisorError> {
         if !cfg!(target_arch = "x86_64") {
-            let why = "where its zones lie is known for x86-64 only";
+            let why = "the layout of its zones is known for x86-64 only";
             return Err(self.unfit(why.into()).into());
         }
         let info = self.zoned().await?;
@@ -362,11 +361,11 @@ impl Hypervisor for CloudHypervisor {
     }
 
     async fn plugged_memory(&self) -> Result<Vec<Mapping>, HypervisorError> {
-        // A VM with zones has all of its memory in them, and one that can grow is refused.
+        // Zones hold all memory of such a VM, and VMs that can grow are refused.
         Ok(vec![])
     }
 
-    /// By the names that the VMM gives its threads: `vcpu0` and so on (vmm/src/cpu.rs).
+    /// Found by their thread names: `vcpu0` and so on (vmm/src/cpu.rs).
     async fn vcpus(&self) -> Result<Vec<Pid>, HypervisorError> {
         let folder = format!("proc/{}/task", self.0.process.pid);
         let folder = self.0.root.join(folder);
@@ -387,8 +386,8 @@ impl Hypervisor for CloudHypervisor {
     }
 
     async fn memory_devices(&self) -> Result<Vec<MemoryDevice>, HypervisorError> {
-        let why = "nobody tells how much its guest has of a zone's virtio-mem, only what it was asked to \
-                   have; use provisioner = \"demeter-balloon\"";
+        let why = "it reports only the requested size of a zone's virtio-mem, not the plugged size; \
+                   use provisioner = \"demeter-balloon\"";
         Err(self.unfit(why.into()).into())
     }
 
@@ -413,13 +412,14 @@ impl Hypervisor for CloudHypervisor {
         self.0.told.load(Ordering::Relaxed)
     }
 
-    /// Looks now. A reset or a restore before this has made other memory, which is seen.
+    /// Polls once. A reset or restore before this call has made other memory files, so it is
+    /// noticed.
     async fn catch_up(&self) -> Result<(), HypervisorError> {
         Ok(self.look_again().await?)
     }
 
     fn size_change(&self) -> impl Future<Output = ()> + Send {
-        // Nobody tells.
+        // Cloud Hypervisor does not report it.
         std::future::pending()
     }
 }

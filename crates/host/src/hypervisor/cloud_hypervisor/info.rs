@@ -1,5 +1,7 @@
-//! What `GET /api/v1/vm.info` says, as far as we need it (vmm/src/api/openapi/cloud-hypervisor.yaml in
-//! Cloud Hypervisor's tree, API version 0.3.0), and the places of its memory zones that follow from it.
+//! Parser of `GET /api/v1/vm.info`, and the layout of memory zones that follows from it.
+//!
+//! The format is vmm/src/api/openapi/cloud-hypervisor.yaml in Cloud Hypervisor's tree, API version
+//! 0.3.0.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -9,43 +11,43 @@ use demeter_proto::shown;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-/// The most zones that a VM may have. Two are needed.
+/// Maximum number of zones; two are needed.
 const ZONES_MAX: usize = 64;
 
-/// Where memory stops below 4 GiB, and where it goes on: MEM_32BIT_RESERVED_START and RAM_64BIT_START of
-/// arch/src/x86_64/layout.rs.
+/// End of memory below 4 GiB and start of memory above: MEM_32BIT_RESERVED_START and
+/// RAM_64BIT_START in arch/src/x86_64/layout.rs.
 const LOW_END: u64 = 3 << 30;
 const HIGH_START: u64 = 4 << 30;
 
-/// A VM, as its VMM describes it.
+/// Description of a VM by its Cloud Hypervisor process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Info {
     /// Whether it runs.
     pub state: State,
-    /// Its memory, in the order in which the guest has it.
+    /// Its memory zones, in guest-physical order.
     pub zones: Vec<Zone>,
-    /// What the guest has of it all: what the virtio balloon holds is not counted.
+    /// Memory that the guest has, without the virtio balloon's.
     pub actual: Option<ByteCount>,
-    /// The socket of its vsock device, if it has one.
+    /// Socket of its vsock device, if any.
     pub vsock: Option<PathBuf>,
-    /// A device that keeps memory pinned, if it has one.
+    /// A device that pins memory, if any.
     pub pinning: Option<String>,
-    /// The names of all its devices.
+    /// Names of all its devices.
     pub devices: BTreeSet<String>,
 }
 
-/// What becomes of a VM.
+/// Lifecycle state of a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub enum State {
-    /// Described, and not started yet.
+    /// Described, but not started yet.
     Created,
     /// It runs.
     Running,
-    /// It was ended.
+    /// Shut down.
     Shutdown,
-    /// It was stopped, and may go on.
+    /// Paused.
     Paused,
-    /// Something newer.
+    /// A state of a newer version.
     #[serde(other)]
     Other,
 }
@@ -66,12 +68,12 @@ pub struct Zone {
     hotplug_size: Option<u64>,
 }
 
-/// A run of a zone's memory. Each has a file of its own.
+/// A contiguous part of a zone's memory, with a file of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Region {
-    /// The zone's place among the zones.
+    /// Index of the zone.
     pub zone: usize,
-    /// Where the guest has it.
+    /// Guest-physical addresses.
     pub guest: PhysRange,
 }
 
@@ -88,7 +90,7 @@ struct Answer {
 struct Config {
     memory: Memory,
     vsock: Option<Vsock>,
-    /// Passed through by VFIO, by vDPA, and by another process.
+    /// Passed through by VFIO, by vDPA, and from another process.
     devices: Option<Vec<Device>>,
     vdpa: Option<Vec<Device>>,
     user_devices: Option<Vec<Device>>,
@@ -110,7 +112,7 @@ struct Device {
 }
 
 impl Info {
-    /// Reads an answer. The error says what is wrong with it; it may hold parts of it.
+    /// Parses an answer. The error describes its fault and may quote parts of it.
     pub fn parse(text: &str) -> Result<Self, String> {
         let answer: Answer = serde_json::from_str(text).map_err(|error| error.to_string())?;
         let Config {
@@ -127,7 +129,8 @@ impl Info {
         let mut names = BTreeSet::new();
         let mut sum = 0_u64;
         for zone in &mut zones {
-            // Shown in messages; one that changes so is nobody's in the configuration.
+            // The cleaned name is shown in messages. A name that changes here matches no configured
+            // one.
             zone.id = shown(&zone.id);
             let whole = zone.size > 0 && zone.size.is_multiple_of(PAGE_SIZE);
             sum = sum
@@ -152,29 +155,31 @@ impl Info {
         })
     }
 
-    /// Where the guest has its zones: one after the other from address 0 on, with a hole from 3 to 4 GiB,
-    /// where a zone goes on in a region of its own (arch_memory_regions in arch/src/x86_64/mod.rs,
-    /// create_memory_regions_from_zones in vmm/src/memory_manager.rs). The error is why that cannot be
-    /// told, or not be relied on.
+    /// The guest-physical layout of the zones.
+    ///
+    /// Zones lie end to end from address 0, with a hole from 3 to 4 GiB. A zone that meets the hole
+    /// continues above it in a second region (arch_memory_regions in arch/src/x86_64/mod.rs,
+    /// create_memory_regions_from_zones in vmm/src/memory_manager.rs). The error is the reason why
+    /// the layout is unknown or unreliable.
     pub fn regions(&self) -> Result<Vec<Region>, String> {
         for zone in &self.zones {
             let Zone { id, .. } = zone;
             if zone.hugepages {
                 return Err(format!(
-                    "memory zone {id:?} has huge pages that are set aside, which a hole would give up; \
-                     leave hugepages=on out"
+                    "memory zone {id:?} has reserved huge pages, and a hole would lose the \
+                     reservation; remove hugepages=on"
                 ));
             }
             if zone.file.is_some() {
                 return Err(format!(
-                    "memory zone {id:?} has a file, which a reboot maps anew, and nobody tells of one; leave \
-                     file= out"
+                    "memory zone {id:?} has a file, which a reboot maps again without a notice; \
+                     remove file="
                 ));
             }
             if zone.hotplug_size.is_some() {
                 return Err(format!(
-                    "memory zone {id:?} has hotplug_size, and nobody tells how much its guest has of that; \
-                     leave hotplug_size= out"
+                    "memory zone {id:?} has hotplug_size, whose plugged part is not reported; remove \
+                     hotplug_size="
                 ));
             }
         }
@@ -277,7 +282,7 @@ mod tests {
     }
 
     proptest! {
-        /// Regions are in order, do not meet the hole, and are as large as their zones.
+        /// Regions are in order, avoid the hole, and are as large as their zones.
         #[test]
         fn nothing_is_lost_around_the_hole(pages in prop::collection::vec(1..2_000_000_u64, 1..8)) {
             let sizes: Vec<u64> = pages.iter().map(|pages| pages * PAGE_SIZE).collect();

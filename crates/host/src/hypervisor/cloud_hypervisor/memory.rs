@@ -1,5 +1,5 @@
-//! Where a VMM has its guest's memory: memfds that are called `ch_ram`, one for each region
-//! (create_anonymous_file in Cloud Hypervisor's vmm/src/memory_manager.rs).
+//! Finds the guest's memory in a Cloud Hypervisor process: memfds named `ch_ram`, one for each
+//! region (create_anonymous_file in Cloud Hypervisor's vmm/src/memory_manager.rs).
 
 use std::io;
 use std::path::Path;
@@ -11,10 +11,10 @@ use crate::hypervisor::Mapping;
 use crate::memory::{NamedFile, named_files};
 use crate::outside::{self, MayWait};
 
-/// The name of such a file in /proc/PID/maps.
+/// Name of such a file in /proc/PID/maps.
 const NAME: &str = "/memfd:ch_ram";
 
-/// All of them that a process has.
+/// All such files of a process.
 pub(super) fn files(root: &Path, pid: Pid, wait: &MayWait) -> io::Result<Vec<NamedFile>> {
     let path = root.join(format!("proc/{pid}/maps"));
     let maps = outside::text_of(&path, wait).map_err(|error| {
@@ -24,8 +24,8 @@ pub(super) fn files(root: &Path, pid: Pid, wait: &MayWait) -> io::Result<Vec<Nam
     Ok(named_files(&maps, NAME))
 }
 
-/// Where each region lies in the process: in the file that is as large. The error is why that is not
-/// certain.
+/// Address of each region in the process: that of the file with the same size. The error is the
+/// reason why the match is uncertain.
 pub(super) fn places(regions: &[Region], files: &[NamedFile]) -> Result<Vec<Mapping>, String> {
     let place = |region: &Region| {
         let bytes = region.guest.len();
@@ -42,8 +42,8 @@ pub(super) fn places(regions: &[Region], files: &[NamedFile]) -> Result<Vec<Mapp
                 region.guest
             )),
             _ => Err(format!(
-                "two runs of its memory have {bytes}, and nobody tells which is which; give its memory zones \
-                 sizes of which no two are alike, before and behind 3 GiB"
+                "two runs of its memory have {bytes} and cannot be distinguished; give its memory \
+                 zones sizes of which no two are alike, below and above 3 GiB"
             )),
         }
     };

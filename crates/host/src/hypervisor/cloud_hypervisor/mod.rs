@@ -1,20 +1,20 @@
-//! Cloud Hypervisor, by the REST API on its Unix socket (`--api-socket path=..`).
+//! Cloud Hypervisor, through the REST API on its Unix socket (`--api-socket path=..`).
 //!
-//! [`Info`] reads what it says of a VM, and tells from that where the guest has its memory. Where that is in
-//! the VMM's process it does not say: `memory.rs` finds the memfds there, by their name and size.
-//! [`CloudHypervisor`] asks, and looks now and then whether something has changed, because nobody tells.
+//! [`Info`] parses its description of a VM and derives the guest-physical layout. The API does not
+//! report where memory lies in its process: `memory.rs` finds the memfds there by name and size.
+//! The API sends no events, so [`CloudHypervisor`] polls for changes.
 //!
-//! # Weaker than QEMU's monitor, and why it is safe all the same
-//! - A reset is noticed up to half a second late. But a reset, a restore and a received migration make all
-//!   memory anew, in other memfds (Vmm::vm_reboot and create_ram_region in Cloud Hypervisor's tree): what is
-//!   punched by an old map until then belongs to nobody. So memory must be in memfds, and a zone
-//!   with a file is refused.
-//! - That a VM was stopped and went on between two looks is not noticed. Its memory is the same then:
-//!   a snapshot is never loaded into a VM that is there.
-//! - How much a guest has of a zone's virtio-mem is not told, only what it was asked to have. So
+//! # Weaker than QEMU's monitor, and why it is safe
+//! - A reset is noticed up to half a second late. But a reset, a restore and a received migration
+//!   put all memory into new memfds (Vmm::vm_reboot and create_ram_region in Cloud Hypervisor's
+//!   tree). Until then, holes go into old memfds that no VM uses. So memory must be in memfds, and
+//!   a zone with a file is refused.
+//! - A stop and resume between two polls is not noticed. Memory is unchanged then, because a
+//!   snapshot is never loaded into a running VM.
+//! - The plugged size of a zone's virtio-mem is not reported, only the requested size. So
 //!   [`MemoryDevice`](super::MemoryDevice)s are refused.
-//! - Which memfd is which region is not told. Regions of the same size are refused; a balloon's
-//!   proof has to agree with what was found before anything is punched.
+//! - The memfd of a region is not reported. Regions of equal size are refused, and the balloon's
+//!   proof must confirm the match before anything is punched.
 
 mod connection;
 pub mod info;
@@ -34,20 +34,20 @@ use super::HypervisorError;
 pub use connection::{CloudHypervisor, Limits};
 pub use info::Info;
 
-/// Why Cloud Hypervisor cannot be talked to, or a VM of it cannot be managed.
+/// Reason why Cloud Hypervisor cannot be used, or a VM cannot be managed.
 #[derive(Debug, thiserror::Error)]
 pub enum CloudHypervisorError {
-    /// Nobody listens, or we may not connect.
+    /// The socket cannot be connected to.
     #[error(
         "cannot connect to Cloud Hypervisor at {path}: {source}; start the VM with --api-socket path={path}"
     )]
     Connect {
         /// The socket.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The listener belongs to somebody else.
+    /// The listener runs as an untrusted user.
     #[error(
         "the socket {path} belongs to user {uid}, who is neither root nor us; if Cloud Hypervisor runs as \
          that user, set owner_uid = {uid} for this VM"
@@ -58,7 +58,7 @@ pub enum CloudHypervisorError {
         /// The user behind it.
         uid: u32,
     },
-    /// The listener is not the one that has the memory.
+    /// The listener is not the process that has the memory.
     #[error(
         "the socket {path} was opened by process {opener}, but Cloud Hypervisor is process {vmm}; have it \
          open the socket itself (--api-socket path={path}), in our PID namespace"
@@ -66,57 +66,57 @@ pub enum CloudHypervisorError {
     NotItself {
         /// The socket.
         path: PathBuf,
-        /// Who opened it.
+        /// The process that opened the socket.
         opener: Pid,
-        /// What it says of itself.
+        /// The process id that it reports.
         vmm: i64,
     },
-    /// No answer comes in time.
+    /// No answer came in time.
     #[error(
         "{vmm} does not answer {question} within {after:?}; is it busy with a snapshot, or stopped?"
     )]
     Silent {
-        /// Which.
+        /// The hypervisor.
         vmm: String,
-        /// What it was asked.
+        /// The question.
         question: &'static str,
         /// How long we waited.
         after: Duration,
     },
-    /// It listens no more, or somebody else does.
+    /// The process does not listen any more, or another one does.
     #[error("{vmm} is not there any more: {why}")]
     Gone {
-        /// Which.
+        /// The hypervisor.
         vmm: String,
-        /// What is there instead.
+        /// The other listener, or its absence.
         why: String,
     },
-    /// It says no.
+    /// It refused.
     #[error("{vmm} refuses {question}: {words}")]
     Refused {
-        /// Which.
+        /// The hypervisor.
         vmm: String,
-        /// What it was asked.
+        /// The question.
         question: &'static str,
-        /// Its words.
+        /// Its message.
         words: String,
     },
-    /// It answers something else than its API's description says.
+    /// Its answer does not match the API's description.
     #[error("{vmm} answers {question} with something unknown: {what}")]
     Answer {
-        /// Which.
+        /// The hypervisor.
         vmm: String,
-        /// What it was asked.
+        /// The question.
         question: &'static str,
-        /// What is wrong with it.
+        /// The fault of the answer.
         what: String,
     },
-    /// The VM does not run, or is not made so that it can be managed.
+    /// The VM is not running or not set up to be managed.
     #[error("the VM of {vmm} cannot be managed: {why}")]
     Vm {
-        /// Which.
+        /// The hypervisor.
         vmm: String,
-        /// The fault, and how to repair it.
+        /// The fault and its fix.
         why: String,
     },
 }
@@ -162,7 +162,7 @@ impl From<CloudHypervisorError> for HypervisorError {
     }
 }
 
-/// The name of a VMM by its socket.
+/// The name of a Cloud Hypervisor process by its socket.
 fn at(path: &Path) -> String {
     format!("Cloud Hypervisor at {}", path.display())
 }

@@ -1,4 +1,4 @@
-//! The client against a VMM that behaves, and against servers that are none.
+//! Tests of the client against an honest server and against invalid ones.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
@@ -24,7 +24,7 @@ const SHORT: Limits = Limits {
     look_every: Duration::from_millis(10),
 };
 
-/// A server that gives these answers, each to one connection that it then leaves open.
+/// A server that gives one answer to each connection and leaves it open.
 fn serve(path: &Path, answers: Vec<String>) -> JoinHandle<()> {
     let listener = UnixListener::bind(path).unwrap();
     std::thread::spawn(move || {
@@ -33,7 +33,7 @@ fn serve(path: &Path, answers: Vec<String>) -> JoinHandle<()> {
             let (mut stream, _) = listener.accept().unwrap();
             let mut question = vec![0; 4096];
             let _ = stream.read(&mut question);
-            // The client may have had enough of it.
+            // The client may have hung up.
             let _ = stream.write_all(answer.as_bytes());
             open.push(stream);
         }
@@ -160,7 +160,7 @@ async fn memory_of_an_old_map_is_nobodys_after_a_reset() {
     assert_eq!(next.await.unwrap(), Some(Event::Reset));
     assert_eq!(connection.events.next().await, Some(Event::Changed));
 
-    // What the new guest has stays, whatever the old map says.
+    // The new guest's memory must survive a punch by the old map.
     let range = demeter_policy::PhysRange::new(demeter_policy::GuestPhysAddr(0), SIZE.fast);
     let extent = old.resolve(Tier::Fast, range.unwrap()).unwrap();
     old.punch(extent, &wait).unwrap();

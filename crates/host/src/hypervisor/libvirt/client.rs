@@ -1,4 +1,4 @@
-//! One connection to a libvirt daemon: who it is, which domains there are, what they are made of.
+//! One connection to a libvirt daemon: authentication, domain lists, XML and events.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,37 +15,37 @@ use super::xdr::{Malformed, Reader, Writer};
 use super::{Libvirt, LibvirtError};
 use crate::outside::Outside;
 
-/// How long one answer may take.
+/// Time limit of an answer.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
-/// Events that may wait to be looked at.
+/// Capacity of the event queue.
 const EVENTS_MAX: usize = 256;
 
-/// The most domains that are listed (libvirt's own limit is higher).
+/// Maximum number of listed domains (libvirt's own limit is higher).
 const DOMAINS_MAX: u32 = 4096;
 
-/// Ways to be let in (`remote_auth_type`).
+/// Authentication methods (`remote_auth_type`).
 const AUTH_NONE: u32 = 0;
 const AUTH_POLKIT: u32 = 2;
 
 /// `VIR_CONNECT_LIST_DOMAINS_ACTIVE`.
 const ACTIVE: u32 = 1;
 
-/// `VIR_DOMAIN_EVENT_ID_LIFECYCLE`, and of its events that a domain began or ended.
+/// `VIR_DOMAIN_EVENT_ID_LIFECYCLE`, and its events for a started and a stopped domain.
 const LIFECYCLE: i32 = 0;
 const STARTED: i32 = 2;
 const STOPPED: i32 = 5;
 
-/// Which of a domain's two descriptions.
+/// Selects one of a domain's two descriptions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Which {
-    /// As it runs, or as it is to be started where it does not.
+    /// The running domain, or the next start's description if it is not running.
     Running,
-    /// As it is to be started next (`VIR_DOMAIN_XML_INACTIVE`).
+    /// The description for the next start (`VIR_DOMAIN_XML_INACTIVE`).
     Next,
 }
 
-/// A domain, as libvirt names it in messages.
+/// A domain's identity in libvirt's messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Domain {
     pub name: String,
@@ -78,7 +78,7 @@ impl Domain {
     }
 }
 
-/// What a domain did.
+/// A change in a domain's lifecycle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Life {
     Started,
@@ -86,7 +86,7 @@ pub(crate) enum Life {
     Other,
 }
 
-/// A lifecycle event: which domain, and what it did.
+/// Parses a lifecycle event.
 pub(super) fn life(body: &[u8]) -> Result<(Domain, Life), Malformed> {
     let mut body = Reader(body);
     let _callback = body.i32()?;
@@ -99,7 +99,7 @@ pub(super) fn life(body: &[u8]) -> Result<(Domain, Life), Malformed> {
     Ok((domain, life))
 }
 
-/// The answer to [`Procedure::LIST_DOMAINS`].
+/// Parses the answer to [`Procedure::LIST_DOMAINS`].
 pub(super) fn domains(body: &[u8]) -> Result<Vec<Domain>, Malformed> {
     let mut body = Reader(body);
     let count = body.u32()?;
@@ -109,20 +109,20 @@ pub(super) fn domains(body: &[u8]) -> Result<Vec<Domain>, Malformed> {
     (0..count).map(|_| Domain::read(&mut body)).collect()
 }
 
-/// A connection, asked one thing at a time.
+/// A connection with one question at a time.
 #[derive(Debug)]
 pub(crate) struct Client {
     socket: PathBuf,
     stream: UnixStream,
     decoder: Decoder,
-    /// What was told while an answer was waited for.
+    /// Events that arrived while an answer was awaited.
     events: VecDeque<Message>,
-    /// Whom the daemon runs as.
+    /// User that the daemon runs as.
     pub(super) uid: u32,
 }
 
 impl Client {
-    /// Connects, checks who listens, and opens the driver of QEMU.
+    /// Connects, checks the listener and opens QEMU's driver.
     pub(crate) async fn connect(
         libvirt: &Libvirt,
         outside: &Outside,
@@ -151,13 +151,13 @@ impl Client {
         };
         client.be_let_in().await?;
         let name = Writer::default().u32(1).text(libvirt.uri()).u32(0);
-        let open = format!("{} to be opened", libvirt.uri());
+        let open = format!("a connection to {}", libvirt.uri());
         client.call(Procedure::OPEN, &open, name).await?;
         Ok(client)
     }
 
     async fn be_let_in(&mut self) -> Result<(), LibvirtError> {
-        let what = "to say who is let in";
+        let what = "its authentication methods";
         let ways = self.call(Procedure::AUTH_LIST, what, Writer::default());
         let ways = ways.await?;
         let mut body = Reader(&ways);
@@ -190,7 +190,7 @@ impl Client {
         }
     }
 
-    /// The domain of this name.
+    /// Finds a domain by name.
     pub(crate) async fn find(&mut self, name: &str) -> Result<Domain, LibvirtError> {
         let what = format!("domain {name:?}");
         let body = Writer::default().text(name);
@@ -198,7 +198,7 @@ impl Client {
         self.read(&what, Domain::read(&mut Reader(&found)))
     }
 
-    /// All domains that run.
+    /// Lists all running domains.
     pub(crate) async fn running(&mut self) -> Result<Vec<Domain>, LibvirtError> {
         let what = "the list of domains";
         let body = Writer::default().i32(1).u32(ACTIVE);
@@ -223,7 +223,7 @@ impl Client {
         self.read(&what, text)
     }
 
-    /// From now on tells when a domain begins and ends; without one, when any does.
+    /// Subscribes to lifecycle events of one domain, or of all.
     pub(crate) async fn watch(&mut self, domain: Option<&Domain>) -> Result<(), LibvirtError> {
         let body = optional(Writer::default().i32(LIFECYCLE), domain);
         let what = "events of domains";
@@ -231,16 +231,16 @@ impl Client {
         Ok(())
     }
 
-    /// From now on passes on what the QEMU of a domain tells.
+    /// Subscribes to the QEMU monitor's events of a domain.
     pub(crate) async fn watch_monitor(&mut self, domain: &Domain) -> Result<(), LibvirtError> {
-        // No name of an event: all of them.
+        // No event name selects all events.
         let body = optional(Writer::default(), Some(domain)).u32(0).u32(0);
         let what = "events of QEMU's monitor";
         self.call(Procedure::WATCH_MONITOR, what, body).await?;
         Ok(())
     }
 
-    /// What some domain did next.
+    /// The next lifecycle change.
     pub(crate) async fn next_life(&mut self) -> Result<Life, LibvirtError> {
         loop {
             let message = match self.events.pop_front() {
@@ -254,7 +254,7 @@ impl Client {
         }
     }
 
-    /// The connection itself, and what was told already.
+    /// The connection and the messages that arrived already.
     pub(super) fn into_parts(self) -> (UnixStream, Decoder, VecDeque<Message>) {
         (self.stream, self.decoder, self.events)
     }
@@ -263,7 +263,7 @@ impl Client {
         &self.socket
     }
 
-    /// Asks and waits for the answer. `what` is what it is to give, for messages.
+    /// Asks and waits for the answer. `what` names the wanted data in messages.
     async fn call(
         &mut self,
         procedure: Procedure,
@@ -334,7 +334,7 @@ impl Client {
     }
 
     fn read<T>(&self, what: &str, read: Result<T, Malformed>) -> Result<T, LibvirtError> {
-        read.map_err(|Malformed| self.gone(format!("its answer on {what} makes no sense")))
+        read.map_err(|Malformed| self.gone(format!("its answer about {what} is invalid")))
     }
 }
 

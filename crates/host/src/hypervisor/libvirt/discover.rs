@@ -1,4 +1,4 @@
-//! VMs by what libvirt runs: who can be sized, told again whenever a domain begins or ends.
+//! Discovers VMs through libvirt: lists domains at every start and stop of one.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -17,31 +17,31 @@ use crate::VmName;
 use crate::config::VmConfig;
 use crate::outside::Outside;
 
-/// The pause before connecting again.
+/// Retry interval of the connection.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// How often domains are listed when nothing is told.
+/// Interval between lists without an event.
 const LIST_EVERY: Duration = Duration::from_secs(10);
 
-/// All domains that run.
+/// All running domains.
 #[derive(Debug, Default)]
 pub(crate) struct Domains {
-    /// Domains that can be sized.
+    /// Domains that can be managed.
     pub managed: BTreeMap<VmName, VmConfig>,
-    /// The others, by name, as a person may be shown it.
+    /// The others, by name, cleaned for people.
     pub left: BTreeMap<String, LeftDomain>,
 }
 
-/// A domain that is left alone.
+/// A domain that is not managed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LeftDomain {
-    /// Why.
+    /// The reason.
     pub why: String,
-    /// All its memory, as far as its XML tells.
+    /// All its memory, if its XML states it.
     pub memory: ByteCount,
 }
 
-/// Lists them until nobody listens. What stands in the way is told once.
+/// Lists domains until the receiver is dropped. Each new obstacle is logged once.
 pub(crate) async fn discover(libvirt: Libvirt, found: mpsc::Sender<Domains>) {
     let outside = Outside::default();
     let mut told = String::new();
@@ -68,7 +68,7 @@ async fn look(
         for domain in client.running().await? {
             let facts = match client.xml(&domain, Which::Running).await {
                 Ok(xml) => Facts::read(&xml),
-                // It has ended meanwhile.
+                // The domain has stopped meanwhile.
                 Err(LibvirtError::Refused { .. }) => continue,
                 Err(error) => return Err(error),
             };
@@ -86,7 +86,7 @@ async fn look(
         if found.send(domains).await.is_err() {
             return Err(LibvirtError::Gone {
                 socket: libvirt.socket(),
-                why: "nobody needs it any more".into(),
+                why: "the receiver has gone".into(),
             });
         }
         let until = Instant::now() + LIST_EVERY;
@@ -98,7 +98,7 @@ async fn look(
     }
 }
 
-/// How a domain is managed that has no section of its own, or why it is not.
+/// Configuration of a domain without a section, or the reason why it cannot be managed.
 fn managed(domain: &str, facts: &Facts) -> Result<(VmName, VmConfig), String> {
     let name: VmName = domain
         .parse()
@@ -187,7 +187,7 @@ mod tests {
                 .unwrap_err()
                 .contains("2 of them with CPUs")
         );
-        // The one with CPUs is near.
+        // The cell with CPUs is fast.
         let turned = cells.replace("<cell id='1'", "<cell id='1' cpus='0-3'");
         let config = managed(&turned, port).unwrap();
         assert_eq!((config.fast.node, config.fast.size_mib), (Some(1), 128));

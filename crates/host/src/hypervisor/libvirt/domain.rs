@@ -1,4 +1,4 @@
-//! What a domain's XML says of its memory (libvirt's docs/formatdomain).
+//! Parses the memory setup in a domain's XML (libvirt's docs/formatdomain).
 
 use std::path::PathBuf;
 
@@ -9,22 +9,22 @@ use roxmltree::{Document, Node};
 
 use super::PORT;
 
-/// A domain, as far as its memory is concerned.
+/// The memory setup of a domain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Facts {
     pub running: bool,
-    /// All its memory, where it can be read.
+    /// All its memory, if the XML states it.
     pub memory: Option<ByteCount>,
     pub cells: Vec<Cell>,
     /// Nodes with a virtio-mem device.
     pub elastic: Vec<NodeId>,
     /// Whether it has a port for the agent.
     pub has_port: bool,
-    /// The agent's socket; made when it is started.
+    /// The agent's socket; libvirt creates it at the start.
     pub agent: Option<PathBuf>,
 }
 
-/// A node of its guest.
+/// A NUMA cell of the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Cell {
     pub node: NodeId,
@@ -35,12 +35,12 @@ pub(crate) struct Cell {
     pub has_cpus: bool,
 }
 
-/// Why a domain cannot be sized.
+/// Reason why a domain cannot be managed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Lack {
-    #[error("it has no NUMA cell {0}, which is to be its {1} memory")]
+    #[error("it has no NUMA cell {0}, which should be its {1} memory")]
     Cell(NodeId, Tier),
-    #[error("its cell {0} has private memory, which cannot be given back")]
+    #[error("its cell {0} has private memory, which cannot be returned")]
     Private(NodeId),
     #[error("it has no channel {PORT} for the guest's agent")]
     Port,
@@ -49,8 +49,8 @@ pub(crate) enum Lack {
 }
 
 impl Facts {
-    /// Which cell is fast memory and which is slow: of two, where no more than one has CPUs. The error is
-    /// why that is not known.
+    /// The fast and the slow cell, if there are two and at most one has CPUs. The error is the
+    /// reason why they are unknown.
     pub(crate) fn tiers(&self) -> Result<PerTier<NodeId>, String> {
         let with_cpus = self.cells.iter().filter(|cell| cell.has_cpus).count();
         match self.cells[..] {
@@ -65,8 +65,8 @@ impl Facts {
                 },
             }),
             _ => Err(format!(
-                "it has {} NUMA cells, {with_cpus} of them with CPUs, so that it is not known which is fast \
-                 memory and which is slow",
+                "it has {} NUMA cells, {with_cpus} of them with CPUs, so its fast and slow cells are \
+                 unknown",
                 self.cells.len()
             )),
         }
@@ -123,7 +123,7 @@ impl Facts {
         })
     }
 
-    /// Whether it can be sized so.
+    /// Checks that the domain supports a provisioner.
     pub(crate) fn check(
         &self,
         provisioner: ProvisionerKind,
@@ -149,7 +149,7 @@ impl Facts {
     }
 }
 
-/// The XML's elements, or a line for a person: what is wrong is quoted, and may be anything.
+/// Parses XML. The error is one line for people; quoted text is cleaned.
 pub(super) fn parse(xml: &str) -> Result<Document<'_>, String> {
     let wrong = |error: roxmltree::Error| {
         let why = shown(&error.to_string());
@@ -175,7 +175,7 @@ pub(super) fn child<'a, 'input>(node: Node<'a, 'input>, path: &[&str]) -> Option
     })
 }
 
-/// A size with its unit, KiB where none is named.
+/// Parses a size with its unit; the default is KiB.
 pub(super) fn size(number: Option<&str>, unit: Option<&str>) -> Option<ByteCount> {
     let number: u64 = number?.trim().parse().ok()?;
     let unit = match unit.unwrap_or("KiB") {

@@ -1,4 +1,4 @@
-//! What the fuzz targets call: everything that reads what libvirt says.
+//! Entry points of the fuzz targets for all parsers of libvirt's data.
 
 use std::collections::VecDeque;
 
@@ -11,8 +11,8 @@ use super::wire::Monitor;
 use super::xdr::Reader;
 use crate::hypervisor::qemu::Wire;
 
-/// Any bytes of a daemon, as they come: in pieces of so many bytes they are the same messages as whole, and
-/// each message is written as it was read.
+/// Decodes any bytes of a daemon. They give the same messages in pieces as whole, and each message
+/// encodes to the same bytes.
 pub fn rpc(piece: usize, bytes: &[u8]) {
     let whole = read([bytes]);
     let pieces = bytes.chunks(piece.max(1));
@@ -40,7 +40,7 @@ pub fn rpc(piece: usize, bytes: &[u8]) {
     while let Ok(Some(_)) = monitor.next_message() {}
 }
 
-/// The messages of a stream, and what ended it.
+/// The messages of a stream, and the error that ended it.
 fn read<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> (Vec<Message>, Option<DecodeError>) {
     let mut decoder = Decoder::default();
     let mut messages = vec![];
@@ -57,7 +57,8 @@ fn read<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> (Vec<Message>, Option
     (messages, None)
 }
 
-/// Any text as a domain's XML: it is mended so that it lacks nothing, or refused in one line.
+/// Reads any text as a domain's XML. The patched XML must lack nothing, or the error must be one
+/// line.
 pub fn xml(text: &str) {
     for provisioner in [ProvisionerKind::DemeterBalloon, ProvisionerKind::VirtioMem] {
         let wanted = Wanted {

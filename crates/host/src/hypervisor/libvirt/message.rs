@@ -1,31 +1,32 @@
-//! Messages of libvirt's RPC (its docs/internals/rpc, src/rpc/virnetprotocol.x and
-//! src/remote/*_protocol.x): a length, a head of six words, and XDR. Total: whatever the bytes are,
-//! the answer is a message or an error, and no more than [`MESSAGE_BYTES_MAX`] and what was pushed last
-//! are ever kept.
+//! Messages of libvirt's RPC: a length, a head of six words, and XDR.
+//!
+//! The format is in libvirt's docs/internals/rpc, src/rpc/virnetprotocol.x and
+//! src/remote/*_protocol.x. Decoding is total: any bytes give a message or an error. It buffers at
+//! most [`MESSAGE_BYTES_MAX`] and the latest input.
 
 use demeter_proto::shown;
 
 use super::xdr::{Malformed, Reader, Writer};
 
-/// The longest message that is accepted. libvirt's own limit is 32 MiB; what we ask for, a domain's
-/// XML or its memory tree, is some tens of kilobytes.
+/// Maximum length of a message. libvirt's own limit is 32 MiB; a domain's XML or memory tree has
+/// some tens of kilobytes.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 4 << 20;
 
-/// Length and head.
+/// Bytes of length and head.
 const HEAD_BYTES: usize = 28;
 
-/// The only version of both programs, since 2010 and 2011.
+/// Version of both programs; unchanged since 2010 and 2011.
 const VERSION: u32 = 1;
 
-/// Asking, being answered, and being told by itself.
+/// Message types: a call, its reply, and an unsolicited event.
 pub(crate) const CALL: u32 = 0;
 pub(crate) const REPLY: u32 = 1;
 pub(crate) const EVENT: u32 = 2;
 
-/// The status of an answer that is one.
+/// Status of a successful reply.
 pub(crate) const OK: u32 = 0;
 
-/// A procedure: its program and number. They never change their meaning.
+/// A procedure: its program and number. Their meaning never changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Procedure(pub u32, pub u32);
 
@@ -52,16 +53,16 @@ pub(crate) struct Message {
     pub procedure: Procedure,
     /// [`CALL`], [`REPLY`] or [`EVENT`].
     pub kind: u32,
-    /// An answer has its question's.
+    /// Serial number; a reply has that of its call.
     pub serial: u32,
-    /// [`OK`] where it is no error.
+    /// [`OK`], or another value for an error.
     pub status: u32,
-    /// XDR, by procedure and kind.
+    /// XDR body, by procedure and type.
     pub body: Vec<u8>,
 }
 
 impl Message {
-    /// The bytes of a question.
+    /// Encodes a call.
     pub(crate) fn call(procedure: Procedure, serial: u32, body: Writer) -> Vec<u8> {
         let call = Self {
             procedure,
@@ -87,7 +88,7 @@ impl Message {
             .0
     }
 
-    /// The words of an answer that is an error (`virNetMessageError`).
+    /// The text of an error reply (`virNetMessageError`).
     pub(crate) fn error(&self) -> String {
         let text = || -> Result<&str, Malformed> {
             let mut body = Reader(&self.body);
@@ -104,27 +105,26 @@ impl Message {
     }
 }
 
-/// Why bytes are no messages of libvirt.
+/// Reason why bytes are not messages of libvirt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum DecodeError {
     #[error("a message of {0} bytes: this is not libvirt's protocol")]
     Length(usize),
-    #[error("version {0} of the protocol, where we know version {VERSION}")]
+    #[error("version {0} of the protocol; only version {VERSION} is supported")]
     Version(u32),
 }
 
-/// Cuts a stream of bytes into messages.
+/// Splits a stream of bytes into messages.
 #[derive(Debug, Default)]
 pub(crate) struct Decoder(Vec<u8>);
 
 impl Decoder {
-    /// Takes bytes in, as they came.
+    /// Adds received bytes.
     pub(crate) fn push(&mut self, bytes: &[u8]) {
         self.0.extend_from_slice(bytes);
     }
 
-    /// The next message, or `None` when more bytes are needed. After an error the stream is of no
-    /// use any more.
+    /// The next message, or `None` if more bytes are needed. After an error the stream is unusable.
     pub(crate) fn next_message(&mut self) -> Result<Option<Message>, DecodeError> {
         let mut head = Reader(&self.0);
         let Ok(length) = head.u32() else {

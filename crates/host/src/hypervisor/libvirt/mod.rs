@@ -1,13 +1,12 @@
-//! QEMU by way of libvirt: a domain's monitor, events and description over libvirt's own RPC, so that no
-//! second QMP socket is needed.
+//! QEMU through libvirt: a domain's monitor, events and XML, without a second QMP socket.
 //!
-//! libvirt's C library cannot be linked into a static program, so this is a small client of its protocol
-//! on its Unix socket instead. That protocol only ever grows: a procedure's number and types never
-//! change. We use eleven of its procedures, all there since libvirt 1.2.3.
+//! libvirt's C library cannot be linked into a static program. So this is a small client of its RPC
+//! protocol over its Unix socket. The protocol is stable: a procedure's number and types never
+//! change. We use eleven procedures, all available since libvirt 1.2.3.
 //!
-//! `xdr` and `message` turn bytes into messages, `client` asks, `wire.rs` carries QMP, so that
-//! all that is known of QEMU stays in [`qemu`](super::qemu). `domain` reads a domain's XML, and
-//! `patch` says what it lacks.
+//! `xdr` and `message` encode and decode messages, `client` asks questions, and `wire.rs` carries
+//! QMP, so that all knowledge of QEMU stays in [`qemu`](super::qemu). `domain` parses a domain's
+//! XML, and `patch` adds what it lacks.
 
 mod client;
 mod discover;
@@ -43,24 +42,24 @@ pub use patch::{HostTier, Patch, Speed, Wanted};
 #[cfg(test)]
 pub(crate) use {client::Domain, message::*, xdr::*};
 
-/// The name of the agent's port.
+/// Name of the agent's port.
 const PORT: &str = "org.demeter.0";
 
-/// Where daemons listen: the one for QEMU alone, and the one for all.
+/// Default sockets: the daemon for QEMU alone, and the one for all drivers.
 const SOCKETS: [&str; 2] = ["/run/libvirt/virtqemud-sock", "/run/libvirt/libvirt-sock"];
 
 const URI: &str = "qemu:///system";
 
-/// Which libvirt.
+/// Connection to a libvirt daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Libvirt {
-    /// Its Unix socket; without it, `/run/libvirt/virtqemud-sock` or `/run/libvirt/libvirt-sock`, whichever
-    /// is there.
+    /// Unix socket of the daemon; by default `/run/libvirt/virtqemud-sock` or
+    /// `/run/libvirt/libvirt-sock`, whichever exists.
     pub socket: Option<PathBuf>,
-    /// Its driver; without it, `qemu:///system`. A user's own daemon has `qemu:///session`.
+    /// URI of the driver; by default `qemu:///system`. A user's own daemon has `qemu:///session`.
     pub uri: Option<String>,
-    /// User that its daemon runs as, if neither root nor ours.
+    /// User that the daemon runs as, if neither root nor the controller's own user.
     pub owner_uid: Option<u32>,
 }
 
@@ -76,21 +75,21 @@ impl Libvirt {
     }
 }
 
-/// Why libvirt cannot be talked to, or a domain cannot be managed.
+/// Reason why libvirt cannot be used, or a domain cannot be managed.
 #[derive(Debug, thiserror::Error)]
 pub enum LibvirtError {
-    /// Nobody listens, or we may not connect.
+    /// The socket cannot be connected to.
     #[error(
-        "cannot connect to libvirt at {}: {source}; does libvirtd (or virtqemud) run? Another socket \
-         is named by libvirt.socket in the configuration", socket.display()
+        "cannot connect to libvirt at {}: {source}; does libvirtd (or virtqemud) run? Set \
+         libvirt.socket in the configuration for another socket", socket.display()
     )]
     Connect {
         /// The socket.
         socket: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The listener belongs to somebody else.
+    /// The listener runs as an untrusted user.
     #[error(
         "libvirt's socket {} belongs to user {uid}, who is neither root nor us; if that is right, set \
          libvirt.owner_uid = {uid}", socket.display()
@@ -101,59 +100,59 @@ pub enum LibvirtError {
         /// The user behind it.
         uid: u32,
     },
-    /// It lets us not in.
+    /// Permission denied.
     #[error(
-        "libvirt at {} does not let us in: {words}; run this as root, or let its user in (polkit's \
-         org.libvirt.unix.manage, auth_unix_rw in libvirtd.conf)", socket.display()
+        "libvirt at {} denies access: {words}; run this as root, or grant access to its user \
+         (polkit's org.libvirt.unix.manage, auth_unix_rw in libvirtd.conf)", socket.display()
     )]
     Access {
         /// The socket.
         socket: PathBuf,
-        /// libvirt's words.
+        /// libvirt's message.
         words: String,
     },
-    /// An answer does not come in time.
+    /// No answer came in time.
     #[error("libvirt at {} does not give {what} within {after:?}", socket.display())]
     Silent {
         /// The socket.
         socket: PathBuf,
-        /// What it was asked for.
+        /// The wanted data.
         what: String,
         /// How long we waited.
         after: Duration,
     },
-    /// The connection has ended, or makes no sense.
+    /// The connection has ended or sent invalid data.
     #[error("the connection to libvirt at {} has ended: {why}", socket.display())]
     Gone {
         /// The socket.
         socket: PathBuf,
-        /// What ended it.
+        /// The cause.
         why: String,
     },
-    /// It says no.
+    /// libvirt refused.
     #[error("libvirt at {} refuses {what}: {words}", socket.display())]
     Refused {
         /// The socket.
         socket: PathBuf,
-        /// What it was asked for.
+        /// The wanted data.
         what: String,
-        /// libvirt's words.
+        /// libvirt's message.
         words: String,
     },
-    /// It does not know what we ask for.
+    /// libvirt does not have the procedure.
     #[error("libvirt at {} is too old to give {what}; 1.2.3 is the first that does", socket.display())]
     Old {
         /// The socket.
         socket: PathBuf,
-        /// What it was asked for.
+        /// The wanted data.
         what: String,
     },
-    /// The domain is not running, or not made so that it can be managed.
+    /// The domain is not running or not set up to be managed.
     #[error("domain {domain:?}: {why}")]
     Domain {
         /// Its name.
         domain: String,
-        /// The fault, and how to repair it.
+        /// The fault and its fix.
         why: String,
     },
 }
@@ -169,7 +168,8 @@ impl From<LibvirtError> for HypervisorError {
     }
 }
 
-/// Connects to the QEMU of a running domain. `provisioner` and `nodes` say what the domain must have.
+/// Connects to the QEMU of a running domain. Checks that the domain supports `provisioner` on
+/// `nodes`.
 pub async fn connect(
     libvirt: &Libvirt,
     outside: &Outside,
@@ -183,7 +183,7 @@ pub async fn connect(
         why,
     };
     let domain = client.find(name).await?;
-    // Before it is looked at: what changes afterwards is heard of.
+    // Subscribe before inspecting, so that no later change is missed.
     client.watch(Some(&domain)).await?;
     client.watch_monitor(&domain).await?;
     let xml = client.xml(&domain, Which::Running).await?;
@@ -232,7 +232,7 @@ pub async fn connect(
     })
 }
 
-/// Makes the patch of a domain's inactive XML with everything that sizing needs. Waits for libvirt.
+/// Makes the patch that adds everything for sizing to a domain's inactive XML. Blocks on libvirt.
 pub fn lacks(libvirt: &Libvirt, name: &str, wanted: Wanted) -> Result<Patch, LibvirtError> {
     let wrong = |why: String| LibvirtError::Domain {
         domain: shown(name),
@@ -250,14 +250,13 @@ pub fn lacks(libvirt: &Libvirt, name: &str, wanted: Wanted) -> Result<Patch, Lib
     patch::patch(name, &xml, wanted).map_err(wrong)
 }
 
-/// The process of a running domain, by the file in which libvirt keeps its number: no call of its API
-/// tells it.
+/// The process of a running domain, from libvirt's PID file; the API does not report it.
 fn process(socket: &Path, name: &str, uid: u32, wait: &MayWait) -> io::Result<PeerProcess> {
     if name.contains('/') {
         return Err(io::Error::other("its name holds a slash"));
     }
     let run = socket.parent().unwrap_or(Path::new("/"));
-    // A system's daemon, and a user's own.
+    // Locations for a system daemon and for a user's own.
     let places = [run.join("qemu"), run.join("qemu/run")].map(|at| at.join(format!("{name}.pid")));
     let found = places
         .iter()

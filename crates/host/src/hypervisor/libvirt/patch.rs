@@ -1,6 +1,6 @@
-//! What a domain's XML lacks to be sized, as a patch.
+//! Makes a patch with the elements that a domain's XML needs for sizing.
 //!
-//! What is there stays as it is written: lines are put in, and only what is wrong is replaced.
+//! Lines are added and faulty elements replaced; the rest keeps its text.
 
 use std::ops::Range;
 
@@ -11,18 +11,18 @@ use roxmltree::Node;
 use super::PORT;
 use super::domain::{Facts, cells_of, child, parse, size};
 
-/// What the domain is to have.
+/// Wanted memory setup of a domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wanted {
-    /// How its size is to be changed.
+    /// The provisioner that will change its size.
     pub provisioner: ProvisionerKind,
-    /// The fast cell of a domain that has no two cells yet; a quarter of its memory without it.
+    /// Size of a new fast cell; by default a quarter of the domain's memory.
     pub fast: Option<ByteCount>,
-    /// Its slow cell; the rest of its memory without it.
+    /// Size of a new slow cell; by default the rest of the memory.
     pub slow: Option<ByteCount>,
-    /// Which cells are the tiers, where it has cells already and that is not plain.
+    /// Cells of the tiers. Required if the domain has cells whose tiers are not obvious.
     pub cells: Option<PerTier<NodeId>>,
-    /// The host's tiers, where it has two.
+    /// The host's tiers, if it has two.
     pub host: Option<PerTier<HostTier>>,
 }
 
@@ -31,41 +31,41 @@ pub struct Wanted {
 pub struct HostTier {
     /// The host's node.
     pub node: NodeId,
-    /// Its speed by the host's firmware, which the guest's firmware repeats.
+    /// Its speed by the host's firmware, to be repeated in the guest's firmware.
     pub speed: Option<Speed>,
 }
 
-/// How fast memory is.
+/// Speed of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Speed {
-    /// Nanoseconds.
+    /// Latency, nanoseconds.
     pub latency_ns: u64,
-    /// MB/s.
+    /// Bandwidth, MB/s.
     pub bandwidth_mb_s: u64,
 }
 
-/// Changes of a domain's XML.
+/// Changes to a domain's XML.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Patch {
-    /// A unified diff of a file NAME.xml; `None` if nothing is lacking.
+    /// A unified diff of NAME.xml; `None` if nothing is missing.
     pub diff: Option<String>,
-    /// Notes for a person: removed elements and why, which cell is which, omissions.
+    /// Notes for people: removed elements and why, tiers of the cells, omissions.
     pub notes: Vec<String>,
 }
 
-/// The nodes that the patch makes: the first is fast.
+/// Nodes that the patch creates; the first is fast.
 const NODES: PerTier<NodeId> = PerTier {
     fast: NodeId(0),
     slow: NodeId(1),
 };
 
-/// Slots for memory devices, where the domain has none.
+/// Slots for memory devices, if the domain has none.
 const SLOTS: u32 = 16;
 
 /// Makes the patch of a domain's XML.
 ///
 /// # Errors
-/// A line for a person, where the XML cannot be read or mended, or it is not plain which cell is which.
+/// A line for people: the XML cannot be read or repaired, or the tiers of its cells are unknown.
 pub fn patch(name: &str, xml: &str, wanted: Wanted) -> Result<Patch, String> {
     let Mended {
         xml: new, notes, ..
@@ -82,19 +82,18 @@ pub fn patch(name: &str, xml: &str, wanted: Wanted) -> Result<Patch, String> {
     })
 }
 
-/// An XML with what it lacked.
+/// A repaired XML.
 struct Mended {
     xml: String,
     notes: Vec<String>,
 }
 
-/// The XML with what it lacks.
+/// Adds the missing elements to an XML.
 fn mended(xml: &str, wanted: Wanted) -> Result<Mended, String> {
     let facts = Facts::read(xml)?;
     let document = parse(xml)?;
     let domain = document.root_element();
-    let devices =
-        child(domain, &["devices"]).ok_or("its XML has no <devices> to put anything in")?;
+    let devices = child(domain, &["devices"]).ok_or("its XML has no <devices>")?;
     let mut edits = Edits {
         xml,
         edits: vec![],
@@ -106,23 +105,28 @@ fn mended(xml: &str, wanted: Wanted) -> Result<Mended, String> {
         (false, _) => NODES,
         (true, Some(cells)) => cells,
         (true, None) => facts.tiers().map_err(|why| {
-            format!("{why}; say so by --fast-cell and --slow-cell, and in its section by fast.node and slow.node")
+            format!(
+                "{why}; name them with --fast-cell and --slow-cell, and in its section with \
+                     fast.node and slow.node"
+            )
         })?,
     };
     if tiers.fast == tiers.slow {
         return Err(
-            "one cell cannot be both tiers; give --fast-cell and --slow-cell two of them".into(),
+            "one cell cannot be both tiers; give --fast-cell and --slow-cell different cells"
+                .into(),
         );
     }
     if tiers != NODES {
         edits.note(format!(
-            "cell {} is fast memory and cell {} slow: say so in its section, fast.node = {} and slow.node = {}",
+            "cell {} is fast memory and cell {} slow: set in its section fast.node = {} and slow.node \
+             = {}",
             tiers.fast, tiers.slow, tiers.fast, tiers.slow
         ));
     }
     if !elastic && (!enough_cells || facts.cells.iter().any(|cell| !cell.shared)) {
         edits.share(domain, devices);
-        // One cell alone is replaced as a whole.
+        // A single cell is replaced as a whole.
         if enough_cells {
             edits.share_cells(domain);
         }
@@ -152,11 +156,11 @@ fn mended(xml: &str, wanted: Wanted) -> Result<Mended, String> {
     let notes = std::mem::take(&mut edits.notes);
     let new = edits.apply()?;
     let lacks = Facts::read(&new)?.check(wanted.provisioner, tiers);
-    lacks.map_err(|lack| format!("{lack}, and there is no place to put it in"))?;
+    lacks.map_err(|lack| format!("{lack}, and its XML has no place for it"))?;
     Ok(Mended { xml: new, notes })
 }
 
-/// A domain's memory in two cells.
+/// Splits a domain's memory into two cells.
 fn split(domain: Node, wanted: Wanted) -> Result<PerTier<ByteCount>, String> {
     let memory = child(domain, &["memory"]);
     let whole = memory.and_then(|of| size(of.text(), of.attribute("unit")));
@@ -167,8 +171,8 @@ fn split(domain: Node, wanted: Wanted) -> Result<PerTier<ByteCount>, String> {
     if fast.0 == 0 || slow.0 == 0 {
         let (whole, fast) = (whole.0 / MIB, fast.0 / MIB);
         return Err(format!(
-            "its {whole} MiB cannot be split into {fast} MiB of fast memory and the rest; give --fast-mib \
-             less than it has, and more than 0"
+            "its {whole} MiB cannot be split into {fast} MiB of fast memory and the rest; give \
+             --fast-mib a value above 0 and below its memory"
         ));
     }
     Ok(PerTier { fast, slow })
@@ -184,7 +188,7 @@ fn interconnects(speeds: [(u32, Speed); 2]) -> String {
         );
     }
     for (cell, speed) in speeds {
-        // In KiB/s.
+        // libvirt's unit is KiB/s.
         let bandwidth = speed.bandwidth_mb_s.saturating_mul(1_000_000) >> 10;
         text += &format!(
             "        <bandwidth initiator='0' target='{cell}' type='access' value='{bandwidth}' unit='KiB'/>\n"
@@ -195,9 +199,9 @@ fn interconnects(speeds: [(u32, Speed); 2]) -> String {
 
 struct Edits<'a> {
     xml: &'a str,
-    /// For a person.
+    /// Notes for people.
     notes: Vec<String>,
-    /// What is put in which place; none overlaps another.
+    /// Replacements of text ranges; they do not overlap.
     edits: Vec<(Range<usize>, String)>,
 }
 
@@ -206,21 +210,21 @@ impl Edits<'_> {
         self.notes.push(note.into());
     }
 
-    /// Says what becomes of `<memoryBacking>`.
+    /// Notes the removed parts of `<memoryBacking>`.
     fn note_taken_away(&mut self, backing: Node) {
         for element in backing.children().filter(Node::is_element) {
             let was = self.xml[element.range()].to_owned();
             let why = match element.tag_name().name() {
                 "hugepages" => {
-                    "a hole in hugetlbfs gives up the page's reservation, and the VM would die of SIGBUS. \
-                     Transparent huge pages of shared memory serve instead \
+                    "a hole in hugetlbfs loses the page's reservation, and the VM could die of \
+                     SIGBUS. Use transparent huge pages of shared memory instead \
                      (/sys/kernel/mm/transparent_hugepage/shmem_enabled)"
                 }
                 "source" if element.attribute("type") != Some("memfd") => {
-                    "memory that can be given back lies in memfds"
+                    "only memory in memfds can be returned"
                 }
                 "access" if element.attribute("mode") != Some("shared") => {
-                    "private memory cannot be given back"
+                    "private memory cannot be returned"
                 }
                 _ => continue,
             };
@@ -229,7 +233,7 @@ impl Edits<'_> {
         }
     }
 
-    /// Binds the cells to the host's nodes, where they are not.
+    /// Binds the cells to the host's nodes, if they are not bound yet.
     fn bind(
         &mut self,
         domain: Node,
@@ -253,17 +257,17 @@ impl Edits<'_> {
         }
         let Some(host) = host else {
             self.note(
-                "its cells are not bound to nodes of the host: it is not known which are fast memory and which \
-                 slow; give --fast-node and --slow-node, or <numatune> with a <memnode> for each cell, or its \
-                 memory lies anywhere",
+                "its cells are not bound to nodes of the host, whose tiers are unknown, so its memory \
+                 may lie anywhere; give --fast-node and --slow-node, or <numatune> with a <memnode> \
+                 for each cell",
             );
             return Ok(());
         };
         let memory = tune.and_then(|of| child(of, &["memory"]));
         if memory.is_some_and(|of| of.attribute("placement") == Some("auto")) {
             return Err(
-                "its <numatune> has placement='auto', beside which no cell can be bound; make it \
-                        placement='static' with a nodeset"
+                "its <numatune> has placement='auto', so no cell can be bound; use placement='static' \
+                 with a nodeset"
                     .into(),
             );
         }
@@ -284,7 +288,7 @@ impl Edits<'_> {
         Ok(())
     }
 
-    /// Shared memory in memfds.
+    /// Makes memory shared and backed by memfds.
     fn share(&mut self, domain: Node, devices: Node) {
         if let Some(backing) = child(domain, &["memoryBacking"]) {
             self.note_taken_away(backing);
@@ -292,7 +296,7 @@ impl Edits<'_> {
         let mut text = String::from("  <memoryBacking>\n");
         let there = child(domain, &["memoryBacking"]);
         let kept = there.into_iter().flat_map(|of| of.children());
-        // Memory on hugetlbfs is never given back.
+        // Memory on hugetlbfs can never be returned.
         let kept = kept.filter(|of| {
             let replaced = ["source", "access", "hugepages"];
             of.is_element() && !replaced.contains(&of.tag_name().name())
@@ -307,7 +311,7 @@ impl Edits<'_> {
         }
     }
 
-    /// No private cells.
+    /// Removes private access from cells.
     fn share_cells(&mut self, domain: Node) {
         for cell in cells_of(domain) {
             let access = cell.attributes().find(|of| of.name() == "memAccess");
@@ -317,7 +321,7 @@ impl Edits<'_> {
         }
     }
 
-    /// Two cells; all CPUs are in the fast one.
+    /// Adds two cells with all CPUs in the fast one.
     fn cells(
         &mut self,
         domain: Node,
@@ -326,9 +330,9 @@ impl Edits<'_> {
         host: Option<PerTier<HostTier>>,
     ) -> Result<(), String> {
         self.note(format!(
-            "a fast cell of {} MiB and a slow one of {} MiB: that is what the VM starts with, and the most that \
-             it can ever have of each; give --fast-mib and --slow-mib more, and it gives back what it is not to \
-             have",
+            "a fast cell of {} MiB and a slow one of {} MiB are the VM's boot memory and its maximum; \
+             larger values of --fast-mib and --slow-mib let it grow later, and it returns the surplus \
+             until then",
             tiers.fast.0 / MIB,
             tiers.slow.0 / MIB
         ));
@@ -347,7 +351,8 @@ impl Edits<'_> {
             Some(speeds) => interconnects(speeds),
             None => {
                 self.note(
-                    "the guest is not told how fast its cells are: the host's firmware does not say \
+                    "the guest does not learn the speed of its cells, because the host's firmware \
+                     does not report it \
                      (/sys/devices/system/node/node*/access0/initiators/read_latency)",
                 );
                 String::new()
@@ -376,7 +381,7 @@ impl Edits<'_> {
         Ok(())
     }
 
-    /// A virtio-mem device for each cell, by which it can grow to twice its size.
+    /// Adds a virtio-mem device to each cell, so that it can grow to twice its size.
     fn devices(
         &mut self,
         domain: Node,
@@ -409,12 +414,12 @@ impl Edits<'_> {
         self.edits.push((range, text.into()));
     }
 
-    /// Lines before the one in which an element begins.
+    /// Inserts lines before an element's start.
     fn before(&mut self, element: Node, lines: String) {
         self.at(element.range().start, lines);
     }
 
-    /// Lines before the one in which an element ends.
+    /// Inserts lines before an element's end tag.
     fn before_end(&mut self, element: Node, lines: String) {
         let range = element.range();
         let end = self.xml[range.clone()].rfind("</").unwrap_or(0);
@@ -423,20 +428,20 @@ impl Edits<'_> {
 
     fn at(&mut self, place: usize, lines: String) {
         let line = self.xml[..place].rfind('\n').map_or(0, |end| end + 1);
-        // Where other things stand before it in its line, it is put right there.
+        // If other text precedes it on its line, insert right before the element.
         let blank = self.xml[line..place].trim().is_empty();
         let place = if blank { line } else { place };
         self.edits.push((place..place, lines));
     }
 
     fn apply(mut self) -> Result<String, String> {
-        // Stable: what is put in the same place stays in order.
+        // A stable sort keeps the order of insertions at one place.
         self.edits.sort_by_key(|(range, _)| range.start);
         let mut text = String::new();
         let mut done = 0;
         for (range, new) in self.edits {
             let kept = self.xml.get(done..range.start);
-            text += kept.ok_or("its XML is made so that it has to be changed by hand")?;
+            text += kept.ok_or("its XML cannot be patched automatically; change it by hand")?;
             text += &new;
             done = range.end;
         }

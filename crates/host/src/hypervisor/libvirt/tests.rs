@@ -1,4 +1,4 @@
-//! The client against servers that are none, and against a real libvirtd where there is one.
+//! Tests of the client against invalid servers, and against a real libvirtd if one is installed.
 
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -49,15 +49,15 @@ async fn soon<T>(future: impl Future<Output = T>) -> T {
         .expect("in time")
 }
 
-/// What is said of a server that answers every question with `words` as an error, or goes on with
-/// `bytes` where there are none.
+/// The error for a server that answers every question with the error `words`, or sends `bytes` if
+/// `words` is empty.
 async fn said_of(words: &'static str, bytes: &'static [u8]) -> String {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("sock");
     let listener = UnixListener::bind(&socket).unwrap();
     let server = tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await.unwrap();
-        // The whole question: what is left unread breaks the connection instead of ending it.
+        // Read the whole question: unread data would break the connection instead of ending it.
         let mut question = [0; 28];
         stream.read_exact(&mut question).await.unwrap();
         let error = Message {
@@ -124,13 +124,14 @@ async fn a_domain_without_a_process_is_refused() {
     assert!(said.contains("keeps no"), "{said}");
 }
 
-/// A libvirtd of an unprivileged user in a folder of its own; its domains end with it.
+/// A libvirtd of an unprivileged user in its own folder; its domains end with it.
 struct Daemon {
     folder: tempfile::TempDir,
     process: Child,
 }
 
-/// Whom it runs as where we are root: libvirt then would use the system's folders.
+/// User of the daemon if the test runs as root, because libvirt would use the system's folders
+/// then.
 const NOBODY: u32 = 65534;
 
 fn as_user(folder: &Path, program: &str) -> Command {
@@ -147,7 +148,7 @@ fn as_user(folder: &Path, program: &str) -> Command {
     ] {
         command.env(name, folder);
     }
-    // No daemon but the one that the test starts.
+    // No daemon but the test's own.
     command.env("LIBVIRT_AUTOSTART", "0");
     if rustix::process::geteuid().is_root() {
         command.uid(NOBODY).gid(NOBODY);
@@ -241,7 +242,7 @@ impl Daemon {
         }
     }
 
-    /// Describes a domain.
+    /// Defines a domain.
     fn define(&self, xml: &str) {
         let path = self.folder.path().join("domain.xml");
         std::fs::write(&path, xml).unwrap();
@@ -258,13 +259,13 @@ impl Drop for Daemon {
     }
 }
 
-/// A domain that nobody has prepared.
+/// A domain that was not prepared.
 const BARE: &str = "<domain type='qemu'>\n  <name>db</name>\n  <memory unit='MiB'>64</memory>\n  \
     <vcpu>1</vcpu>\n  <os><type arch='x86_64' machine='pc'>hvm</type></os>\n  <devices>\n    \
     <emulator>/usr/bin/qemu-system-x86_64</emulator>\n    <memballoon model='none'/>\n  \
     </devices>\n</domain>\n";
 
-/// All in one test: a daemon takes seconds to start.
+/// One test for everything, because a daemon takes seconds to start.
 #[tokio::test]
 async fn a_real_libvirtd_is_understood() {
     let Some(mut daemon) = Daemon::new() else {
@@ -281,7 +282,7 @@ async fn a_real_libvirtd_is_understood() {
     }
     assert!(refused(&libvirt, "db").await.contains("Domain not found"));
 
-    // What it lacks is told, and the patch is what it takes.
+    // The missing elements are named, and the patch supplies them.
     daemon.define(BARE);
     assert!(refused(&libvirt, "db").await.contains("does not run"));
     daemon.virsh(&["start", "--paused", "db"]).unwrap();
@@ -298,7 +299,7 @@ async fn a_real_libvirtd_is_understood() {
         cells: None,
         host: None,
     };
-    // It waits, so it cannot run where others are waited for.
+    // Blocking, so it needs a thread outside the runtime.
     let lacks = || {
         let libvirt = daemon.libvirt();
         let asked = std::thread::spawn(move || lacks(&libvirt, "db", wanted));
@@ -318,7 +319,7 @@ async fn a_real_libvirtd_is_understood() {
     assert_eq!(lacks().diff, None);
     daemon.virsh(&["start", "--paused", "db"]).unwrap();
 
-    // The memory is where QEMU says, by libvirt.
+    // The memory lies where QEMU reports it through libvirt.
     let mut connection = connected(&libvirt, "db").await.unwrap();
     let backends = connection.hypervisor.backends().await.unwrap();
     let mut names: Vec<_> = backends
@@ -359,11 +360,11 @@ async fn a_real_libvirtd_is_understood() {
             .contains("balloon")
     );
 
-    // What happens is told.
+    // Events are reported.
     daemon.virsh(&["reset", "db"]).unwrap();
     assert_eq!(soon(connection.events.next()).await, Some(Event::Reset));
 
-    // A daemon that is started anew loses nothing but the connection.
+    // A restarted daemon costs the connection only.
     let before = connection.process;
     daemon.restart().await;
     while soon(connection.events.next()).await.is_some() {}
@@ -378,7 +379,7 @@ async fn a_real_libvirtd_is_understood() {
         "by the daemon before"
     );
 
-    // And found among those that run.
+    // The domain is found among the running ones.
     let (found_in, mut found) = tokio::sync::mpsc::channel(1);
     let discovering = tokio::spawn(discover(libvirt.clone(), found_in));
     let domains = soon(found.recv()).await.unwrap();

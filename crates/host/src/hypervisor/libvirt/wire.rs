@@ -1,4 +1,4 @@
-//! QMP by way of libvirt: commands as `virDomainQemuMonitorCommand`, events as libvirt passes them on.
+//! QMP through libvirt: commands as `virDomainQemuMonitorCommand`, and libvirt's monitor events.
 
 use std::collections::VecDeque;
 
@@ -10,12 +10,12 @@ use super::xdr::{Malformed, Reader, Writer};
 use crate::hypervisor::qemu::Wire;
 use crate::hypervisor::qemu::decode::{LINE_BYTES_MAX, Message, Notice, answer_to, event};
 
-/// A connection to libvirt, of which one domain's monitor is used.
+/// A connection to libvirt that carries one domain's monitor.
 #[derive(Debug)]
 pub(super) struct Monitor {
     pub domain: Domain,
     pub decoder: Decoder,
-    /// What came before.
+    /// Messages that arrived before.
     pub earlier: VecDeque<Carrier>,
 }
 
@@ -36,7 +36,7 @@ impl Wire for Monitor {
     }
 
     fn command(&self, id: u64, name: &str, arguments: Value) -> Result<Vec<u8>, String> {
-        let serial = u32::try_from(id).map_err(|_| "all numbers of commands are used up")?;
+        let serial = u32::try_from(id).map_err(|_| "the command numbers are exhausted")?;
         let command = json!({"execute": name, "arguments": arguments}).to_string();
         let body = self.domain.write(Writer::default()).text(&command).u32(0);
         Ok(Carrier::call(Procedure::MONITOR_COMMAND, serial, body))
@@ -45,7 +45,7 @@ impl Wire for Monitor {
 
 impl Monitor {
     fn carried(&self, message: &Carrier) -> Result<Message, String> {
-        let malformed = |Malformed| "a message is not as its type says".to_owned();
+        let malformed = |Malformed| "a message does not match its type".to_owned();
         match (message.kind, message.procedure) {
             (REPLY, Procedure::MONITOR_COMMAND) => {
                 let id = message.serial.into();

@@ -1,9 +1,9 @@
-//! XDR (RFC 4506), as far as libvirt's protocol needs it. Reading is total.
+//! XDR (RFC 4506), the part that libvirt's protocol needs. Decoding is total.
 
-/// The longest text or list that is read.
+/// Maximum length of a text or list.
 pub(crate) const LENGTH_MAX: usize = 4 << 20;
 
-/// Puts values behind each other.
+/// Encodes values one after another.
 #[derive(Debug, Default)]
 pub(crate) struct Writer(pub(crate) Vec<u8>);
 
@@ -17,14 +17,14 @@ impl Writer {
         self.u32(value.cast_unsigned())
     }
 
-    /// Bytes of a length that both sides know, a multiple of four.
+    /// Bytes of a fixed length, a multiple of four.
     pub(crate) fn fixed(mut self, bytes: &[u8]) -> Self {
         debug_assert!(bytes.len().is_multiple_of(4));
         self.0.extend(bytes);
         self
     }
 
-    /// A text; no longer than 32 bits can say.
+    /// A text, at most as long as 32 bits can count.
     pub(crate) fn text(mut self, text: &str) -> Self {
         self = self.u32(text.len() as u32);
         self.0.extend(text.as_bytes());
@@ -34,12 +34,12 @@ impl Writer {
     }
 }
 
-/// What is read does not end where it should, or is no text.
+/// Error: a value is truncated, too long or no text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a message is not as its type says")]
+#[error("a message does not match its type")]
 pub(crate) struct Malformed;
 
-/// Takes values off the front.
+/// Decodes values from the front.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
 
@@ -73,7 +73,7 @@ impl<'a> Reader<'a> {
         std::str::from_utf8(&bytes[..length]).map_err(|_| Malformed)
     }
 
-    /// A text that may be absent.
+    /// An optional text.
     pub(crate) fn optional_text(&mut self) -> Result<Option<&'a str>, Malformed> {
         match self.u32()? {
             0 => Ok(None),

@@ -1,4 +1,4 @@
-//! QEMU as a [`Hypervisor`]: the few commands we need, with their types (QEMU's
+//! QEMU as a [`Hypervisor`]: the few commands that we need, with their types (QEMU's
 //! qapi/machine.json and qapi/misc.json).
 
 use demeter_policy::{ByteCount, GuestPhysAddr, NodeId, PhysRange, Pid};
@@ -27,7 +27,8 @@ impl Hypervisor for Qemu {
         }
         let memdevs: Vec<Memdev> = self.execute("query-memdev", json!({})).await?;
         let backend = |memdev: Memdev| MemoryBackend {
-            // Shown in messages; one that changes so is nobody's in the configuration.
+            // The cleaned name is shown in messages. A name that changes here matches no configured
+            // one.
             id: memdev.id.as_deref().map(shown),
             size: ByteCount(memdev.size),
             shared: memdev.share,
@@ -40,7 +41,8 @@ impl Hypervisor for Qemu {
         let ranges = mtree::parse(&text).map_err(|what| self.unknown(MONITOR, what))?;
         let mut mappings = vec![];
         for ram in ranges {
-            // Machine types before 4.0 name the region after the backend's place in QEMU's tree.
+            // Machine types before 4.0 name the region after the backend's path in QEMU's object
+            // tree.
             if ram.region.trim_start_matches("/objects/") != backend {
                 continue;
             }
@@ -66,7 +68,7 @@ impl Hypervisor for Qemu {
                 "dimm" | "nvdimm" => ("addr", "size"),
                 "virtio-mem" => ("memaddr", "max-size"),
                 "virtio-pmem" => ("memaddr", "size"),
-                // What is not known is nobody's memory.
+                // Unknown devices count as memory of no tier.
                 _ => continue,
             };
             let figure = |name: &str| device.data[name].as_u64();
@@ -170,10 +172,12 @@ impl Hypervisor for Qemu {
         self.told()
     }
 
-    /// QEMU's main loop carries this command out, as it does resets, stops, resumes, loads and
-    /// migrations, so that each of these is over or has not begun; and events and answers leave by one
-    /// queue. libvirt passes both on, but by threads of its own: there, the order is not promised, and an
-    /// event may come as much later as libvirt's daemon takes to send it.
+    /// A question that QEMU's main loop answers. The main loop also handles resets, stops, resumes,
+    /// loads and migrations, so each of these has finished or not begun. Events and answers leave
+    /// through one queue.
+    ///
+    /// libvirt forwards both on threads of its own and does not promise their order. There, an
+    /// event may be late by the time that libvirt's daemon takes to send it.
     async fn catch_up(&self) -> Result<(), HypervisorError> {
         self.execute::<Value>("query-status", json!({})).await?;
         Ok(())
@@ -184,7 +188,7 @@ impl Hypervisor for Qemu {
     }
 }
 
-/// One of the answers to [`MEMORY_DEVICES`].
+/// One element of the answer to [`MEMORY_DEVICES`].
 #[derive(Deserialize)]
 struct AnyMemoryDevice {
     r#type: String,
@@ -198,7 +202,7 @@ impl Qemu {
         self.execute(MEMORY_DEVICES, json!({})).await
     }
 
-    /// Where QEMU has mapped a byte of guest memory.
+    /// The address at which QEMU has mapped a byte of guest memory.
     async fn host_address(&self, addr: GuestPhysAddr) -> Result<HostVirtAddr, QmpError> {
         let text = self.monitor(&format!("gpa2hva {:#x}", addr.0)).await?;
         // "Host virtual address for 0x0 (node0) is 0x7f2a40000000"
@@ -209,7 +213,7 @@ impl Qemu {
             .ok_or_else(|| self.unknown(MONITOR, text.trim().chars().take(80).collect()))
     }
 
-    /// A command of the monitor for people: text in, text out.
+    /// Runs a command of the human monitor: text in, text out.
     async fn monitor(&self, line: &str) -> Result<String, QmpError> {
         let arguments = json!({"command-line": line});
         self.execute(MONITOR, arguments).await

@@ -1,9 +1,9 @@
-//! One connection to one QEMU: commands out, answers and events in, by way of a [`Wire`].
+//! One connection to a QEMU process: commands out, answers and events in, through a [`Wire`].
 //!
-//! A task of its own reads and writes the stream, so that a caller who gives up waiting leaves no
-//! half-written command behind. The connection ends with its last [`Qemu`] handle, or when QEMU
-//! goes away or says something that is not QMP; every waiting caller is told why. Connecting again
-//! is a new [`Connection`](crate::hypervisor::Connection): what was known of the old one may no longer hold.
+//! A task reads and writes the stream, so a caller that stops waiting leaves no half-written
+//! command behind. The connection ends with its last [`Qemu`] handle, when QEMU exits, or when QEMU
+//! sends invalid data. Every waiting caller gets the reason. A reconnect is a new
+//! [`Connection`](crate::hypervisor::Connection), because earlier facts may be stale.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -25,18 +25,18 @@ use crate::hypervisor::{Connection, Event, Events, HypervisorError};
 use crate::outside::Outside;
 use crate::process::PeerProcess;
 
-/// Commands that may wait to be sent, and commands that may wait for their answer.
+/// Capacity of the command queue, and maximum number of unanswered commands.
 const COMMANDS_MAX: usize = 16;
 
-/// Events that may wait to be looked at.
+/// Capacity of the event queue.
 const EVENTS_MAX: usize = 256;
 
-/// How long to wait for QEMU.
+/// Time limits of a connection.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// For the connection and the greeting.
+    /// Time limit for the connection and the greeting.
     pub greeting: Duration,
-    /// For the answer to a command.
+    /// Time limit for the answer to a command.
     pub command: Duration,
 }
 
@@ -49,20 +49,20 @@ impl Default for Limits {
     }
 }
 
-/// Why QEMU cannot be talked to, or does not do as told.
+/// Reason why QEMU cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum QmpError {
-    /// Nobody listens, or we may not connect.
+    /// The socket cannot be connected to.
     #[error(
         "cannot connect to QEMU at {path}: {source}; start the VM with -qmp unix:{path},server=on,wait=off"
     )]
     Connect {
         /// The socket.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The listener belongs to somebody else.
+    /// The listener runs as an untrusted user.
     #[error(
         "the socket {path} belongs to user {uid}, who is neither root nor us; if QEMU runs as that user, set owner_uid = {uid} for this VM"
     )]
@@ -72,7 +72,7 @@ pub enum QmpError {
         /// The user behind it.
         uid: u32,
     },
-    /// Nothing is said in time.
+    /// No greeting came in time.
     #[error(
         "QEMU at {path} does not greet within {after:?}: another client holds this socket; give Demeter one of its own (a second -qmp option)"
     )]
@@ -82,10 +82,10 @@ pub enum QmpError {
         /// How long we waited.
         after: Duration,
     },
-    /// A command has no answer in time.
+    /// A command got no answer in time.
     #[error("{qemu} does not answer {command} within {after:?}; is the VM's process stopped?")]
     Timeout {
-        /// Which.
+        /// The QEMU process.
         qemu: String,
         /// The command.
         command: &'static str,
@@ -95,29 +95,29 @@ pub enum QmpError {
     /// The connection has ended.
     #[error("the connection to {qemu} has ended: {why}")]
     Gone {
-        /// Which.
+        /// The QEMU process.
         qemu: String,
-        /// What ended it.
+        /// The cause.
         why: String,
     },
-    /// QEMU refuses a command.
+    /// QEMU refused a command.
     #[error("{qemu} refuses {command}: {desc}")]
     Refused {
-        /// Which.
+        /// The QEMU process.
         qemu: String,
         /// The command.
         command: &'static str,
-        /// QEMU's words.
+        /// QEMU's message.
         desc: String,
     },
-    /// QEMU answers something else than its documentation says.
+    /// QEMU's answer does not match its documentation.
     #[error("{qemu} answers {command} with something unknown: {what}")]
     Answer {
-        /// Which.
+        /// The QEMU process.
         qemu: String,
         /// The command.
         command: &'static str,
-        /// What is wrong with it.
+        /// The fault of the answer.
         what: String,
     },
 }
@@ -142,18 +142,18 @@ pub struct Qemu {
 
 #[derive(Debug)]
 struct Shared {
-    /// For messages.
+    /// Name for messages.
     name: String,
     command_timeout: Duration,
-    /// Why the connection ended, once it has.
+    /// Reason why the connection has ended.
     ended: OnceLock<String>,
-    /// Events that were told, and the connection's end.
+    /// Number of events sent, plus one after the end.
     told: AtomicU64,
     /// Woken whenever a size may have changed.
     size_change: Notify,
 }
 
-/// A command on its way.
+/// A command in flight.
 #[derive(Debug)]
 struct Call {
     name: &'static str,
@@ -161,12 +161,12 @@ struct Call {
     answer: Answer,
 }
 
-/// Where an answer is waited for: what was returned, or QEMU's reason for refusing.
+/// Channel for an answer: the returned value, or QEMU's reason for refusing.
 type Answer = oneshot::Sender<Result<Value, String>>;
 
 impl Qemu {
-    /// Connects, checks who listens, and negotiates. `owner_uid` is a user besides root and our
-    /// own whom to trust with a VM.
+    /// Connects, checks the listener and negotiates. `owner_uid` is a trusted user besides root and
+    /// our own.
     pub async fn connect(
         path: &Path,
         outside: &Outside,
@@ -209,7 +209,8 @@ impl Qemu {
                 })?;
         let (hypervisor, events) = Self::over(stream, decoder, at(path), limits.command);
         let _: Value = hypervisor.execute("qmp_capabilities", json!({})).await?;
-        // Without this QEMU tells nothing of migrations; where it cannot, there are none.
+        // QEMU reports migrations only with this capability. If QEMU lacks it, it has no
+        // migrations.
         let told = json!({"capabilities": [{"capability": "events", "state": true}]});
         match hypervisor
             .execute::<Value>("migrate-set-capabilities", told)
@@ -226,8 +227,8 @@ impl Qemu {
         })
     }
 
-    /// Speaks over a stream that is ready for commands. `name` says which QEMU, for messages;
-    /// `answer` is how long an answer may take.
+    /// Uses a stream that is ready for commands. `name` identifies the QEMU process in messages;
+    /// `answer` is the time limit of an answer.
     pub(crate) fn over(
         stream: UnixStream,
         wire: impl Wire,
@@ -261,15 +262,15 @@ fn at(path: &Path) -> String {
     format!("QEMU at {}", path.display())
 }
 
-/// How commands and messages are carried: QMP itself, or another protocol around it.
+/// Encoding of commands and messages: QMP itself, or another protocol that carries it.
 pub(crate) trait Wire: Send + 'static {
-    /// Takes bytes in, as they came.
+    /// Adds received bytes.
     fn push(&mut self, bytes: &[u8]);
 
-    /// The next message, `None` when more bytes are needed, or why the stream is of no use any more.
+    /// The next message, or `None` if more bytes are needed. After an error the stream is unusable.
     fn next_message(&mut self) -> Result<Option<Message>, String>;
 
-    /// The bytes of a command; its answer has the same `id`.
+    /// Encodes a command; its answer has the same `id`.
     fn command(&self, id: u64, name: &str, arguments: Value) -> Result<Vec<u8>, String>;
 }
 
@@ -310,13 +311,13 @@ async fn read_some(stream: &mut UnixStream, wire: &mut impl Wire) -> Result<(), 
 }
 
 impl Qemu {
-    /// Which QEMU, for messages.
+    /// Name of the QEMU process, for messages.
     pub(super) fn which(&self) -> &str {
         &self.shared.name
     }
 
-    /// Runs a command and reads its answer as `T`. A caller that stops waiting changes nothing
-    /// for others; QEMU may carry the command out all the same.
+    /// Runs a command and parses its answer as `T`. If the caller stops waiting, QEMU may still
+    /// carry the command out; other callers are not affected.
     pub async fn execute<T: DeserializeOwned>(
         &self,
         command: &'static str,
@@ -358,7 +359,7 @@ impl Qemu {
         serde_json::from_value(answer).map_err(|error| self.unknown(command, error.to_string()))
     }
 
-    /// Events that were told, and the connection's end.
+    /// Number of events sent, plus one after the end.
     pub(super) fn told(&self) -> u64 {
         self.shared.told.load(Ordering::Relaxed)
     }
@@ -368,7 +369,7 @@ impl Qemu {
         &self.shared.size_change
     }
 
-    /// An answer that is not what it should be. `what` may hold parts of it.
+    /// The error for an invalid answer. `what` may quote parts of it.
     pub(super) fn unknown(&self, command: &'static str, what: String) -> QmpError {
         QmpError::Answer {
             qemu: self.shared.name.clone(),
@@ -378,7 +379,7 @@ impl Qemu {
     }
 }
 
-/// What owns the stream.
+/// The task that owns the stream.
 struct Task<W> {
     shared: Arc<Shared>,
     stream: UnixStream,
@@ -389,9 +390,9 @@ struct Task<W> {
 }
 
 impl<W: Wire> Task<W> {
-    /// Works until the connection ends. The reason is told before those who wait are let go.
+    /// Works until the connection ends. Stores the reason before waiting callers are woken.
     async fn run(mut self, mut calls: mpsc::Receiver<Call>) {
-        // What came with the answer to the last question before the task.
+        // Handle messages that arrived with the last answer before this task started.
         let mut step = self.take_in();
         let why = loop {
             if let Err(why) = step {
@@ -400,7 +401,7 @@ impl<W: Wire> Task<W> {
             step = tokio::select! {
                 call = calls.recv() => match call {
                     Some(call) => self.send(call).await,
-                    None => Err("nobody needs it any more".into()),
+                    None => Err("the last handle was dropped".into()),
                 },
                 read = read_some(&mut self.stream, &mut self.wire) => match read {
                     Ok(()) => self.take_in(),
@@ -411,13 +412,13 @@ impl<W: Wire> Task<W> {
         tracing::debug!("{}: {why}", self.shared.name);
         self.shared.ended.get_or_init(|| why);
         self.shared.told.fetch_add(1, Ordering::Relaxed);
-        // Only now `pending` goes, and those who wait for an answer hear of it.
+        // `pending` is dropped only now, which wakes the callers that wait for an answer.
     }
 
     async fn send(&mut self, call: Call) -> Result<(), String> {
         self.pending.retain(|_, answer| !answer.is_closed());
         if self.pending.len() >= COMMANDS_MAX {
-            // Dropped with its `answer`, which tells the caller.
+            // Dropping the call and its `answer` reports the failure to the caller.
             return Ok(());
         }
         self.last_id += 1;
@@ -426,11 +427,11 @@ impl<W: Wire> Task<W> {
         let limit = self.shared.command_timeout;
         match timeout(limit, self.stream.write_all(&bytes)).await {
             Ok(written) => written.map_err(|error| error.to_string()),
-            Err(_) => Err("the other side reads nothing".into()),
+            Err(_) => Err("the other side does not read".into()),
         }
     }
 
-    /// Deals with all whole messages that have come in.
+    /// Handles all complete messages.
     fn take_in(&mut self) -> Result<(), String> {
         while let Some(message) = self.wire.next_message()? {
             let (id, result) = match message {
@@ -442,13 +443,12 @@ impl<W: Wire> Task<W> {
                     continue;
                 }
                 Message::Event(Notice::Tell(event)) => {
-                    // Before any answer that comes behind it is passed on, so that whoever has got that
-                    // one sees this.
+                    // Count the event before any later answer is delivered, so that the receiver of
+                    // that answer sees it.
                     self.shared.told.fetch_add(1, Ordering::Relaxed);
-                    // An event that is not kept may be a reset that nobody hears of. A new
-                    // connection asks for everything anew.
+                    // The lost event may be a reset. A new connection asks for everything again.
                     if let Err(mpsc::error::TrySendError::Full(_)) = self.events.try_send(event) {
-                        return Err("events come faster than they are looked at".into());
+                        return Err("events come faster than they are handled".into());
                     }
                     continue;
                 }
@@ -457,7 +457,7 @@ impl<W: Wire> Task<W> {
             match self.pending.remove(&id) {
                 // The caller may have stopped waiting.
                 Some(answer) => drop(answer.send(result)),
-                // The answer to a command whose caller did so long ago.
+                // A late answer: its caller stopped waiting long ago.
                 None if id <= self.last_id => {}
                 None => return Err("it answers what was not asked".into()),
             }

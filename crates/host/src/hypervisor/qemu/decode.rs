@@ -1,30 +1,32 @@
-//! Bytes from QEMU to messages. Total: whatever the bytes are, the answer is a message or an
-//! error, and no more than [`LINE_BYTES_MAX`] and what was pushed last are ever kept.
+//! Decodes bytes from QEMU into messages.
+//!
+//! Decoding is total: any bytes give a message or an error. It buffers at most [`LINE_BYTES_MAX`]
+//! and the latest input.
 
 use demeter_proto::shown;
 use serde_json::{Map, Value};
 
 use crate::hypervisor::Event;
 
-/// The longest line that is accepted. The longest real one, a memory tree of a large VM, is some
-/// tens of kilobytes.
+/// Maximum length of a line. The longest real one, a memory tree of a large VM, has some tens of
+/// kilobytes.
 pub const LINE_BYTES_MAX: usize = 1 << 20;
 
-/// Why bytes are not QMP.
+/// Reason why bytes are not QMP.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// A line does not end.
+    /// A line is too long.
     #[error("a line is longer than {LINE_BYTES_MAX} bytes")]
     TooLong,
     /// A line is not a JSON object.
     #[error("a line is no JSON object: {0}")]
     NotAnObject(String),
-    /// An object is no message that we know.
+    /// An object is no known message.
     #[error("an object is neither greeting nor answer nor event: {0}")]
     Unknown(String),
 }
 
-/// What QEMU says.
+/// A message of QEMU.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Message {
     /// The first message.
@@ -33,47 +35,46 @@ pub enum Message {
     Return {
         /// The command's number.
         id: u64,
-        /// What it returned.
+        /// The returned value.
         value: Value,
     },
     /// The answer to a command that was refused.
     Error {
         /// The command's number.
         id: u64,
-        /// QEMU's words for people.
+        /// QEMU's message for people.
         desc: String,
     },
-    /// Something happened.
+    /// An event.
     Event(Notice),
 }
 
-/// What an event is to us. What it tells beyond its name is not read.
+/// Meaning of an event for this crate. Only the event's name is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Notice {
-    /// Whoever manages the VM must know of it.
+    /// An event that the VM's manager must know.
     Tell(Event),
     /// A memory device or the virtio balloon changed its size.
     SizeChange,
-    /// Nothing that this crate looks at.
+    /// An event without meaning here.
     Other,
 }
 
-/// Cuts a stream of bytes into lines and lines into messages.
+/// Splits a stream of bytes into lines and decodes them.
 #[derive(Debug, Default)]
 pub struct Decoder {
     buffer: Vec<u8>,
-    /// Bytes of `buffer` that are known to hold no end of line.
+    /// Leading bytes of `buffer` that contain no end of line.
     searched: usize,
 }
 
 impl Decoder {
-    /// Takes bytes in, as they came.
+    /// Adds received bytes.
     pub fn push(&mut self, bytes: &[u8]) {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next message, or `None` when more bytes are needed. After an error the stream is of no
-    /// use any more.
+    /// The next message, or `None` if more bytes are needed. After an error the stream is unusable.
     pub fn next_message(&mut self) -> Result<Option<Message>, DecodeError> {
         loop {
             let unseen = &self.buffer[self.searched..];
@@ -102,7 +103,7 @@ impl Decoder {
     }
 }
 
-/// One line as a message.
+/// Decodes one line.
 fn message(line: &[u8]) -> Result<Message, DecodeError> {
     let object = object(line)?;
     if let Some(name) = object.get("event") {
@@ -112,7 +113,7 @@ fn message(line: &[u8]) -> Result<Message, DecodeError> {
     answer(object, id)
 }
 
-/// QEMU's answer to the command `id`, as another protocol carries it.
+/// Decodes QEMU's answer to the command `id`, as another protocol carries it.
 pub(crate) fn answer_to(id: u64, text: &str) -> Result<Message, DecodeError> {
     answer(object(text.as_bytes())?, Some(id))
 }
@@ -139,20 +140,20 @@ fn answer(mut object: Map<String, Value>, id: Option<u64>) -> Result<Message, De
     }
 }
 
-/// The longest reason that is kept.
+/// Maximum length of a reason that is kept.
 const DESC_CHARS_MAX: usize = 300;
 
-/// The part of foreign text that an error message can bear.
+/// Foreign text, cleaned and cut for an error message.
 fn brief(text: &str, chars_max: usize) -> String {
     shown(&text.chars().take(chars_max).collect::<String>())
 }
 
-/// What an event of this name is to us.
+/// Meaning of an event of this name.
 pub(crate) fn event(name: Option<&str>) -> Notice {
     match name {
         Some("RESET") => Notice::Tell(Event::Reset),
         Some(
-            // A snapshot that is loaded stops the machine and lets it go on; it is no reset.
+            // Loading a snapshot stops and resumes the machine; it is no reset.
             "STOP" | "RESUME" | "MIGRATION" | "DEVICE_DELETED" | "ACPI_DEVICE_OST"
             | "MEM_UNPLUG_ERROR",
         ) => Notice::Tell(Event::Changed),

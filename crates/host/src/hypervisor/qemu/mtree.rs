@@ -1,10 +1,9 @@
-//! Where a VM's memory lies in its guest-physical address space, from the monitor's
-//! `info mtree -f`.
+//! Parses a VM's guest-physical memory layout from the monitor's `info mtree -f`.
 //!
-//! QEMU has no command that says this for memory given by `-numa node,memdev=`: the objects in its
-//! tree tell sizes and names, and the holes (below 1 MiB, below 4 GiB) are aliases whose targets
-//! are not shown. The flat view is what the VM's CPUs see, resolved to the byte. Its lines (QEMU's
-//! softmmu/memory.c):
+//! No QMP command reports this layout for memory given by `-numa node,memdev=`. The objects in
+//! QEMU's tree have sizes and names only, and the holes (below 1 MiB, below 4 GiB) are aliases with
+//! hidden targets. The flat view is the memory that the VM's CPUs see, resolved to the byte. Its
+//! lines (QEMU's softmmu/memory.c):
 //!
 //! ```text
 //! FlatView #1
@@ -15,21 +14,22 @@
 use demeter_policy::{ByteCount, GuestPhysAddr, PhysRange};
 use demeter_proto::shown;
 
-/// The most ranges of memory that a VM may have.
+/// Maximum number of memory ranges of a VM.
 const RANGES_MAX: usize = 4096;
 
-/// A range of guest-physical memory and the memory region that lies there.
+/// A range of guest-physical memory and its memory region.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RamRange {
-    /// Where the guest has it.
+    /// Guest-physical addresses.
     pub range: PhysRange,
-    /// The region's name, by which its backend is known.
+    /// The region's name, which identifies its backend.
     pub region: String,
 }
 
-/// The ranges of memory in the CPUs' address space, in the order of the text; or what is wrong with
-/// it. Read-only ones are among them: firmware turns parts of ordinary memory (below 1 MiB) read-only
-/// and back while it starts, and where memory lies must not depend on when it is asked.
+/// The memory ranges of the CPUs' address space, in text order; an error for invalid text.
+///
+/// Read-only ranges are included. Firmware makes parts of ordinary memory (below 1 MiB) read-only
+/// and writable again during boot, and the layout must not depend on the time of the question.
 pub fn parse(text: &str) -> Result<Vec<RamRange>, String> {
     let mut ranges = vec![];
     let mut wanted = false;
@@ -55,7 +55,7 @@ pub fn parse(text: &str) -> Result<Vec<RamRange>, String> {
     Ok(ranges)
 }
 
-/// The addresses and the region of a line about memory.
+/// The addresses and the region in a line about memory.
 fn memory(line: &str) -> Option<(&str, &str)> {
     let read_write = line.split_once(", ram): ");
     read_write.or_else(|| line.split_once(", rom): "))
@@ -78,7 +78,7 @@ fn range(addresses: &str, region: &str) -> Option<RamRange> {
     })
 }
 
-/// The part of a foreign line that an error message can bear.
+/// A foreign line, cleaned and cut for an error message.
 fn brief(line: &str) -> String {
     shown(&line.trim().chars().take(80).collect::<String>())
 }
@@ -89,7 +89,7 @@ mod tests {
 
     use super::*;
 
-    /// Of QEMU 7.2.22 (-M pc, 2 x 256 MiB), shortly after SeaBIOS has started.
+    /// Output of QEMU 7.2.22 (-M pc, 2 x 256 MiB), shortly after SeaBIOS has started.
     const EARLY: &str = "FlatView #1\r
  AS \"I/O\", root: io\r
  Root memory region: io\r

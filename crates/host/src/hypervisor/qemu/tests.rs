@@ -1,4 +1,4 @@
-//! The client against servers that behave, and against servers that stall, lie, split and flood.
+//! Tests of the client against honest servers and servers that stall, lie, split and flood.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,13 +14,13 @@ use crate::outside::Outside;
 
 const GREETING: &str = "{\"QMP\": {\"version\": {}, \"capabilities\": []}}\r\n";
 
-/// Times that a test can wait for.
+/// Time limits short enough for tests.
 const SHORT: Limits = Limits {
     greeting: Duration::from_millis(200),
     command: Duration::from_millis(200),
 };
 
-/// A socket whose server is a script.
+/// A socket with a scripted server.
 struct Fake {
     _folder: tempfile::TempDir,
     path: PathBuf,
@@ -50,7 +50,7 @@ impl Fake {
     }
 }
 
-/// What one command said; a client that has gone ends the script.
+/// The next command; `None` ends the script when the client has gone.
 async fn heard(stream: &mut BufReader<UnixStream>) -> Option<Value> {
     let mut line = String::new();
     match stream.read_line(&mut line).await {
@@ -60,7 +60,7 @@ async fn heard(stream: &mut BufReader<UnixStream>) -> Option<Value> {
 }
 
 async fn say(stream: &mut BufReader<UnixStream>, text: &str) {
-    // The client may have gone already; the test looks at what it says.
+    // The client may have gone already; the test checks its result.
     let _ = stream.write_all(text.as_bytes()).await;
 }
 
@@ -196,7 +196,7 @@ async fn commands_do_not_pile_up() {
     assert!(refused >= 50, "{refused}");
 }
 
-/// What a connection that was negotiated says of a server that goes on with `text`.
+/// The error of a negotiated connection whose server continues with `text`.
 async fn fault(text: String) -> String {
     let fake = Fake::new(|mut stream| async move {
         greet(&mut stream).await;

@@ -1,4 +1,4 @@
-//! The questions that the balloon asks a guest, and what it does with the answers.
+//! The balloon's questions to a guest, and their answers.
 
 use std::io;
 
@@ -17,8 +17,8 @@ use crate::provisioner::ProvisionError;
 use crate::provisioner::held::HeldSet;
 
 impl<B: Backing> Guest<B> {
-    /// Makes sure that the agent is in the VM whose memory this is: its driver shows what was made up
-    /// just now, in the very file that would be punched. Nothing that it says is believed before.
+    /// Proves that the agent runs in this VM: its driver shows a fresh nonce in the file that would
+    /// be punched. The guest's data is not used before that.
     pub(super) async fn prove(&mut self, tier: Tier) -> Result<(), ProvisionError> {
         let node = *self.nodes.get(tier);
         let nonce = nonce().map_err(|source| ProvisionError::Backing { tier, source })?;
@@ -44,12 +44,12 @@ impl<B: Backing> Guest<B> {
         };
         match read.map_err(|source| ProvisionError::Backing { tier, source })? {
             Some(found) if Nonce(found) == nonce => Ok(()),
-            // Where another VM, or somebody in between, answers, it is no lie of this one.
+            // Another VM or a proxy may have answered, so this guest is not marked.
             _ => Err(ProvisionError::Refused(ELSEWHERE.into())),
         }
     }
 
-    /// The beginning of a page of this VM's node that is a tier; nothing if it has no such page.
+    /// The beginning of a page in the VM's memory of `tier`; `None` if there is no such page.
     async fn read_page(&self, tier: Tier, page: PhysRange) -> io::Result<Option<[u8; 16]>> {
         let backing = self.backing.clone();
         let outside = self.agent.outside();
@@ -67,7 +67,7 @@ impl<B: Backing> Guest<B> {
         reading.await?
     }
 
-    /// Asks the guest to hold `bytes` more. Answers why it holds less more, if it does.
+    /// Asks the guest to hold `bytes` more. Returns the reason if it holds less.
     pub(super) async fn inflate(
         &mut self,
         view: &mut View,
@@ -79,7 +79,7 @@ impl<B: Backing> Guest<B> {
         let mut answers = self.ask_to(Message::Inflate, node, bytes).await?;
         let held = view.held.get_mut(tier);
         let before = held.total();
-        // No more pieces than pages that were asked for.
+        // There are at most as many pieces as requested pages.
         let mut named = vec![];
         let mut plugged = ByteCount(0);
         let reason = loop {
@@ -112,8 +112,8 @@ impl<B: Backing> Guest<B> {
         Ok(reason)
     }
 
-    /// Asks the guest to take `bytes` back, and then what it still holds: once, since that may take
-    /// longer than all the rest.
+    /// Asks the guest to take `bytes` back, then lists once what it still holds. Listing after each
+    /// part could take longer than everything else.
     pub(super) async fn deflate(
         &mut self,
         view: &mut View,
@@ -131,7 +131,7 @@ impl<B: Backing> Guest<B> {
                 Message::Done(done) if done.node == node => done,
                 _ => return Err(hostile("it answers what it was not asked")),
             };
-            // What it says is for the pace only; what it holds is asked afterwards.
+            // The reported size only sets the pace; the listing afterwards is what counts.
             let moved = done.moved.min(part);
             left.0 -= moved.0;
             let reason = fulfilled(done.outcome, done.reason)?;
@@ -144,7 +144,7 @@ impl<B: Backing> Guest<B> {
         Ok(reason)
     }
 
-    /// Asks for a change of what is held of a node; from now on the driver changes nothing by itself.
+    /// Sets the allowance to zero, then asks for a change of held memory in a node.
     async fn ask_to(
         &mut self,
         change: fn(Resize) -> Message,
@@ -162,9 +162,9 @@ impl<B: Backing> Guest<B> {
         self.agent.ask(question).await.map_err(|Away| away())
     }
 
-    /// Checks ranges that the guest says it holds, and adds their pages to `held`, in which none of them
-    /// may be; each is shown to `added`. Memory that was plugged in is of no tier, so that nothing
-    /// comes of it, but there is no lie in holding it: answers how much of it was named.
+    /// Checks the ranges that the guest names and adds their pages to `held`; each must be new and
+    /// is passed to `added`. Plugged memory belongs to no tier, so naming it is allowed and has no
+    /// effect. Returns its size.
     pub(super) fn take_named(
         &self,
         tier: Tier,
@@ -180,7 +180,7 @@ impl<B: Backing> Guest<B> {
                 .ok_or_else(|| {
                     let (start, bytes) = (range.start, range.bytes.0);
                     hostile(&format!(
-                        "{start} and {bytes:#x} bytes is no range of whole pages"
+                        "{start} and {bytes:#x} bytes is not a range of whole pages"
                     ))
                 })?;
             for part in parts(range, self.backing.plugged()) {
@@ -209,16 +209,16 @@ impl<B: Backing> Guest<B> {
         backed.map_err(|source| ProvisionError::Backing { tier, source })
     }
 
-    /// What the guest holds from here on stays held, until it is allowed something again.
+    /// Sets the allowance to zero, so that held pages stay held until the next allowance.
     pub(super) async fn allow_nothing(&mut self) -> Result<(), ProvisionError> {
-        // What is still being punched must not be given back to the guest.
+        // Wait first: pages being punched must not go back to the guest.
         self.punching_ended().await;
         let nothing = Message::Allow { oom: ByteCount(0) };
         self.agent.tell(nothing).await.map_err(|Away| away())
     }
 }
 
-/// Adds a run behind others, as a part of the last one where it goes on with that.
+/// Appends a run, merged with the last one if they touch.
 fn append(runs: &mut Vec<Extent>, run: Extent) {
     match runs.last_mut() {
         Some(last) if last.offset.0 + last.len.0 == run.offset.0 => last.len.0 += run.len.0,
@@ -226,7 +226,7 @@ fn append(runs: &mut Vec<Extent>, run: Extent) {
     }
 }
 
-/// Cuts a range wherever memory begins or ends that was plugged in; `plugged` is in order.
+/// Splits a range at each border of plugged memory; `plugged` is in order.
 fn parts(range: PhysRange, plugged: &[PhysRange]) -> impl Iterator<Item = PhysRange> {
     let first = plugged.partition_point(|run| run.end() <= range.start());
     let edges = plugged[first..]
@@ -249,12 +249,12 @@ fn is_plugged(part: PhysRange, plugged: &[PhysRange]) -> bool {
     plugged.iter().any(|run| run.covers(&part))
 }
 
-/// Who cannot show a nonce in this VM's memory is not in it.
-const ELSEWHERE: &str = "the agent does not speak for this VM: it could not show in the VM's memory \
-                         what it was given; check that `agent` and `qmp` in the configuration are \
-                         sockets of the same VM";
+/// Error for an agent that cannot show a nonce in this VM's memory.
+const ELSEWHERE: &str = "the agent does not speak for this VM: it could not show a nonce in the VM's \
+                         memory; check that `agent` and `qmp` in the configuration are sockets of the \
+                         same VM";
 
-/// What nobody can guess.
+/// A random nonce.
 fn nonce() -> io::Result<Nonce> {
     let mut nonce = [0; 16];
     let mut filled = 0;
@@ -264,7 +264,7 @@ fn nonce() -> io::Result<Nonce> {
     Ok(Nonce(nonce))
 }
 
-/// Why a request was not fulfilled whole; an error if it was not fulfilled at all.
+/// The reason why a request was fulfilled in part only; an error if not at all.
 pub(super) fn fulfilled(
     outcome: Outcome,
     reason: String,
@@ -301,7 +301,7 @@ mod tests {
     }
 
     proptest! {
-        /// Parts are the range again, and none of them lies on both sides of an edge.
+        /// The parts add up to the range, and no part crosses an edge.
         #[test]
         fn a_range_is_cut_at_every_edge(
             start in 0u64..40,

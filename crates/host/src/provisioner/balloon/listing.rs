@@ -1,4 +1,4 @@
-//! What a guest holds, asked part by part and given back batch by batch.
+//! Lists a guest's held memory in parts and punches it in batches.
 
 use demeter_policy::{ByteCount, GuestPhysAddr, Tier};
 use demeter_proto::{GpaRange, LISTS_BY_PARTS, Message};
@@ -11,7 +11,7 @@ use crate::backing::{Backing, FileOffset};
 use crate::provisioner::ProvisionError;
 use crate::provisioner::held::HeldSet;
 
-/// How far the list of a tier has come. What was named is in the view's set.
+/// Progress of a tier's listing. The view's set has the pages named so far.
 #[derive(Debug, Default)]
 pub(super) struct Listing {
     plugged: ByteCount,
@@ -20,25 +20,25 @@ pub(super) struct Listing {
 
 #[derive(Debug, Default)]
 enum State {
-    /// Nothing was asked; the set is of no use any more.
+    /// Nothing was asked yet; the old set is stale.
     #[default]
     Due,
-    /// What lies below was named.
+    /// All pages below this address were named.
     Asking(GuestPhysAddr),
-    /// All was named; whether it was touched since it was given back is not known yet.
+    /// All pages were named. Whether they were touched after punching is unknown.
     Named,
-    /// All was named; what lies below, and in parts whose seal is whole, was given back.
+    /// All pages were named. Pages below this offset and in sealed parts were punched.
     GivingBack { below: FileOffset },
 }
 
 impl<B: Backing> Guest<B> {
-    /// Goes on with the list of a tier, if there is one to be made, and makes the view so. Nothing is
-    /// given back before all was named. Dropped, it has come as far as it has.
+    /// Continues the listing of a tier, if one is due, and updates the view. Punching starts after
+    /// the last part. A dropped call keeps its progress.
     pub(super) async fn list(&mut self, view: &mut View, tier: Tier) -> Result<(), ProvisionError> {
         let Some(listing) = view.listing.get_mut(tier) else {
             return Ok(());
         };
-        // One that was begun, and is always a whole one, begins anew.
+        // Older guests send whole lists only, so an interrupted list starts again.
         let is_begun = matches!(listing.state, State::Asking(_));
         if is_begun && self.peer()?.version < LISTS_BY_PARTS {
             *listing = Listing::default();
@@ -51,7 +51,7 @@ impl<B: Backing> Guest<B> {
         }
         while let State::Asking(from) = listing.state {
             if !self.list_part(tier, from, listing, held).await? {
-                // Before anything is waited for: nobody is asked twice.
+                // Set before waiting, so that the list is not asked for twice.
                 listing.state = State::Named;
             }
             self.steps += 1;
@@ -82,8 +82,8 @@ impl<B: Backing> Guest<B> {
         Ok(())
     }
 
-    /// Asks for one part; says whether there is more. What was heard is noted at once: a call may be
-    /// cut off between two messages, and then goes on behind them.
+    /// Asks for one part and returns whether there is more. Each message is recorded at once, so a
+    /// call that is cut off between two messages continues after the first.
     async fn list_part(
         &mut self,
         tier: Tier,
@@ -118,13 +118,13 @@ impl<B: Backing> Guest<B> {
         }
         let goes_on = matches!(listing.state, State::Asking(end) if end > from);
         if more && !goes_on {
-            // Each part names pages that none did before, so that there is an end.
-            return Err(hostile("its list does not go on"));
+            // Each part must name new pages; otherwise the list would never end.
+            return Err(hostile("its list makes no progress"));
         }
         Ok(more)
     }
 
-    /// Whether somebody has touched held memory: the guest, or whoever read all of it on the host.
+    /// Whether held memory was touched, by the guest or by a host process that read it.
     async fn is_touched(&self, tier: Tier, held: &HeldSet) -> Result<bool, ProvisionError> {
         let owned = self.backing.size(tier).0.saturating_sub(held.total().0);
         Ok(self.backed(tier).await?.0 > owned)

@@ -1,18 +1,20 @@
-//! Gives pages back to the host, in batches that end soon.
+//! Punches held pages out of the backing file, in short batches.
 //!
-//! Why a batch takes nothing from a guest that uses it again, in the order in which things are asked:
+//! A batch never frees a page that the guest uses again, because of this order:
 //!
-//! 1. The disturbances of the VM that were told so far are counted.
-//! 2. The agent answers a ping of the session in which it named the pages. A guest that was reset before it
-//!    answered is in another session. One that was taken back to a snapshot may be in the same one.
-//! 3. The hypervisor answers a question that is asked after that. It tells of a disturbance before it
-//!    answers anything later. So if the count is still the same, the VM was not disturbed between 1 and
-//!    this answer: it is the guest that named the pages, and it holds them.
-//! 4. The batch is punched, and the count is looked at again before each hole. What happens after the
-//!    answer stops it as soon as it is told. No more is punched by then than what the batch has, and no
-//!    more afterwards than the hole that is being made.
+//! 1. The disturbances of the VM reported so far are counted.
+//! 2. The agent answers a ping of the session in which it named the pages. A guest that was reset
+//!    before its answer is in another session. A guest that was restored from a snapshot may be in
+//!    the same one.
+//! 3. The hypervisor answers a question that is asked after that. It reports a disturbance before
+//!    any later answer. If the count is unchanged, the VM was not disturbed between step 1 and this
+//!    answer, so this guest named the pages and holds them.
+//! 4. The batch is punched, and the count is checked before each hole. A later disturbance stops
+//!    the batch as soon as it is reported. Until then at most one batch is punched, and afterwards
+//!    only the current hole.
 //!
-//! Whatever was told before 1 has ended the call before it comes here: who calls hears of events first.
+//! A disturbance reported before step 1 has already dropped the call, because callers handle events
+//! first.
 
 use std::io;
 use std::iter::Peekable;
@@ -28,16 +30,16 @@ use crate::agent::Away;
 use crate::backing::{Backing, Extent, FileOffset};
 use crate::provisioner::ProvisionError;
 
-/// The most that is punched between two pings.
+/// Maximum memory that is punched between two pings.
 pub(super) const BATCH_MAX: ByteCount = ByteCount(64 << 20);
 
-/// The longest hole that is made by one call, which nothing stops.
+/// Maximum length of one hole, which cannot be interrupted.
 pub(super) const HOLE_MAX: ByteCount = ByteCount(8 << 20);
 
-/// The most holes that are made between two pings.
+/// Maximum number of holes between two pings.
 const HOLES_MAX: usize = 512;
 
-/// Tells a thread to stop, when dropped.
+/// Signals a thread to stop when dropped.
 #[derive(Default)]
 struct Stop(Arc<AtomicBool>);
 
@@ -47,19 +49,19 @@ impl Drop for Stop {
     }
 }
 
-/// What a batch came to.
+/// Result of a batch.
 enum Batch {
-    /// So much went back to the host.
+    /// The batch returned this much memory to the host.
     Returned(ByteCount),
-    /// Nothing was touched: this keeps memory pinned.
+    /// Nothing was punched, because this device pins guest memory.
     Pinned(String),
-    /// The VM was disturbed; holes may have been made before that.
+    /// The VM was disturbed; some holes may have been punched before.
     Disturbed,
 }
 
 impl<B: Backing> Guest<B> {
-    /// Gives a batch of pages back to the host that the guest holds, if it is in this session. Dropped,
-    /// it stops with the hole that is being made.
+    /// Punches a batch of pages that the guest holds, if it is in this session. Dropping the call
+    /// stops it after the current hole.
     pub(super) async fn punch(
         &mut self,
         session: SessionId,
@@ -82,7 +84,7 @@ impl<B: Backing> Guest<B> {
         }
     }
 
-    /// Punches on a thread where waiting delays nobody, as long as there were no more `disturbances`.
+    /// Punches on a thread that may wait, until `disturbances` has grown.
     async fn punch_batch(
         &self,
         tier: Tier,
@@ -115,13 +117,13 @@ impl<B: Backing> Guest<B> {
         work.await?
     }
 
-    /// Waits until nothing is punched any more, for whichever call it was.
+    /// Waits until no call is punching.
     pub(super) async fn punching_ended(&self) {
         drop(self.punching.acquire().await);
     }
 }
 
-/// The next holes that may be made after one ping; `None` if there are no more.
+/// The holes of the next batch; `None` if there are no more.
 pub(super) fn next_batch(
     holes: &mut Peekable<impl Iterator<Item = Extent>>,
 ) -> Option<Vec<Extent>> {
@@ -136,7 +138,7 @@ pub(super) fn next_batch(
     Some(batch).filter(|batch| !batch.is_empty())
 }
 
-/// Runs of pages as holes of bounded length.
+/// Splits runs of pages into holes of bounded length.
 pub(super) fn holes(
     tier: Tier,
     runs: impl Iterator<Item = (FileOffset, ByteCount)> + Send,

@@ -1,5 +1,5 @@
-//! The provisioner on a simulated guest that is honest or lies, and on memory that really is punched. One
-//! file, because all tests share that guest.
+//! Tests of the provisioner on a simulated guest, honest or hostile, with memory that is really
+//! punched.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -31,7 +31,7 @@ const NODES: PerTier<NodeId> = PerTier {
     slow: NodeId(1),
 };
 
-/// What the first node has besides, MiB: it was plugged in, right behind the rest.
+/// Plugged memory of the first node, MiB, right behind its boot memory.
 const PLUGGED: (u64, u64) = (12, 2);
 
 /// A VM's memory: a file per tier, full of data.
@@ -66,7 +66,7 @@ impl TestBacking {
     }
 }
 
-/// What the memory of a tier holds at first: nowhere a zero.
+/// The initial content of a tier's memory: no zero bytes.
 fn untouched(tier: Tier) -> &'static [u8] {
     static DATA: LazyLock<Vec<u8>> =
         LazyLock::new(|| (0..16 * MIB).map(|i| (i % 251) as u8 + 1).collect());
@@ -165,7 +165,7 @@ fn range(start: u64, bytes: u64) -> GpaRange {
 struct Driver {
     free: BTreeMap<NodeId, Vec<GpaRange>>,
     held: BTreeMap<NodeId, Vec<GpaRange>>,
-    /// What was allowed last.
+    /// The last allowance.
     allowed: ByteCount,
 }
 
@@ -293,7 +293,7 @@ impl Drop for Vm {
     }
 }
 
-/// Boots a guest that answers every message as `answer` says, however often the host connects.
+/// Boots a guest that answers every message by `answer`, on every connection of the host.
 async fn vm(mut answer: impl FnMut(Message) -> Vec<Message> + Send + 'static) -> Vm {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("agent.sock");
@@ -334,7 +334,7 @@ fn mib(n: u64) -> ByteCount {
     ByteCount(n * MIB)
 }
 
-/// An honest guest, and its driver to look at.
+/// An honest guest and its driver.
 async fn honest() -> (Vm, Arc<Mutex<Driver>>) {
     let driver = Arc::new(Mutex::new(Driver::new()));
     let answering = Arc::clone(&driver);
@@ -342,7 +342,7 @@ async fn honest() -> (Vm, Arc<Mutex<Driver>>) {
     (vm, driver)
 }
 
-/// Asserts that exactly what the driver holds is gone, and all other memory as it was.
+/// Asserts that exactly the driver's held memory is gone and all other memory is unchanged.
 fn only_held_memory_is_gone(memory: &TestBacking, driver: &Driver) {
     for tier in Tier::ALL {
         let mut expected = untouched(tier).to_vec();
@@ -394,7 +394,7 @@ async fn memory_goes_back_to_the_host_and_comes_again() {
         driver.lock().unwrap().held[&NodeId(0)].len() as u64 * PIECE,
         2 * MIB
     );
-    // What came back and is written again can be taken again.
+    // Returned memory that was written again can be punched again.
     let progress = vm
         .balloon
         .set(Tier::Fast, mib(1), deadline())
@@ -407,7 +407,7 @@ async fn memory_goes_back_to_the_host_and_comes_again() {
     );
 }
 
-/// A driver cannot tell such memory from other memory of its node.
+/// A driver cannot tell plugged memory from its node's other memory.
 #[tokio::test]
 async fn what_was_plugged_in_is_of_no_use_and_no_lie() {
     let (mut vm, driver) = honest().await;
@@ -416,7 +416,7 @@ async fn what_was_plugged_in_is_of_no_use_and_no_lie() {
         let free = driver.free.get_mut(&NodeId(0)).unwrap();
         let (start, len) = PLUGGED;
         let pieces = (start * MIB..(start + len) * MIB).step_by(PIECE as usize);
-        // Taken first.
+        // The driver takes these pieces first.
         free.extend(pieces.map(|piece| range(piece, PIECE)));
     }
     let held = || {
@@ -427,7 +427,7 @@ async fn what_was_plugged_in_is_of_no_use_and_no_lie() {
         let progress = vm.balloon.set(Tier::Fast, size, deadline()).await.unwrap();
         assert_eq!((progress.owned, progress.reason), (size, None));
     };
-    // It is held as well, and what was asked for really returns.
+    // Plugged memory is held as well, and the requested size is still punched.
     set(&mut vm, mib(3)).await;
     assert_eq!(
         vm.memory.backed(Tier::Fast, &MayWait::in_a_test()).unwrap(),
@@ -436,10 +436,10 @@ async fn what_was_plugged_in_is_of_no_use_and_no_lie() {
     assert_eq!(held(), 7 * MIB);
     set(&mut vm, mib(6)).await;
     assert_eq!(held(), 4 * MIB);
-    // It is what comes back first now, and is not taken for what was to come back.
+    // Plugged memory is released first and does not count towards the target.
     set(&mut vm, mib(8)).await;
     assert_eq!(held(), 0);
-    // Nobody holds what is neither.
+    // Memory that is neither boot nor plugged memory is a lie.
     let beyond = range(14 * MIB, PIECE);
     {
         let mut driver = driver.lock().unwrap();
@@ -453,9 +453,9 @@ async fn what_was_plugged_in_is_of_no_use_and_no_lie() {
 #[tokio::test]
 async fn who_cannot_prove_whose_guest_it_is_changes_nothing() {
     let proves: [fn(NodeId, Nonce) -> Option<GuestPhysAddr>; 4] = [
-        // Memory of the VM, in which something else lies.
+        // Memory of the VM without the nonce.
         |_, _| Some(GuestPhysAddr(0)),
-        // Of no VM, of the other tier, of no whole page.
+        // Memory of no VM, of the other tier, and a partial page.
         |_, _| Some(GuestPhysAddr(1 << 40)),
         |_, _| Some(GuestPhysAddr(16 * MIB)),
         |_, _| Some(GuestPhysAddr(8)),
@@ -537,7 +537,7 @@ async fn the_allowance_is_what_may_be_owned_beyond_the_target() {
         .await
         .unwrap();
     wait_until(|| allowed() == OOM).await;
-    // The driver gives a quarter of it back by itself.
+    // The driver gives back a quarter of it by itself.
     let pages: Vec<_> = driver
         .lock()
         .unwrap()
@@ -568,7 +568,7 @@ async fn a_new_controller_learns_what_is_held_and_takes_back_what_was_missed() {
         .set(Tier::Fast, mib(5), deadline())
         .await
         .unwrap();
-    // Held, but the controller died before it heard of it.
+    // The pages are held, but the controller died before it learned of them.
     let request = RequestId(9);
     let (node, bytes) = (NodeId(0), mib(1));
     driver.lock().unwrap().allowed = ByteCount(0);
@@ -634,7 +634,7 @@ async fn what_a_guest_does_not_have_is_told() {
     assert!(error.to_string().contains("load demeter_balloon"));
 }
 
-/// What a hostile guest names when it is asked for 1 MiB of fast memory: as (lie, ranges).
+/// Lies of a hostile guest that is asked for 1 MiB of fast memory, as (lie, ranges).
 fn lies() -> Vec<(&'static str, Vec<GpaRange>)> {
     let page = PAGE_SIZE;
     vec![
@@ -674,7 +674,7 @@ fn lies() -> Vec<(&'static str, Vec<GpaRange>)> {
 #[tokio::test]
 async fn a_hostile_guest_touches_no_memory() {
     for (lie, ranges) in lies() {
-        // Told in an answer to Inflate; in one to List only what is wrong without a request.
+        // Sent in an answer to Inflate, then to List; a list has no limit to exceed.
         for listed in [false, true] {
             if listed && lie == "more than asked" {
                 continue;
@@ -715,7 +715,7 @@ async fn held_pages_cannot_be_named_again() {
     let mut first: Option<Vec<Message>> = None;
     let mut vm = vm(move |message| match (&message, &first) {
         (Message::Inflate(resize), Some(replayed)) => {
-            // The answer to an earlier request, with the id of this one.
+            // The answer to an earlier request with the id of this one.
             let renamed = |message: &Message| match message.clone() {
                 Message::Inflated(ranges) => Message::Inflated(Ranges {
                     request: resize.request,

@@ -186,7 +186,7 @@ fn which_cell_is_which_is_asked_where_it_is_not_plain() {
     )
     .unwrap_err();
     assert!(said.contains("no NUMA cell 7"), "{said}");
-    // The cell with CPUs is the near one.
+    // The cell with CPUs is fast.
     let turned = numa(cell(0, "") + &cell(1, "cpus='0-3'"));
     assert!(notes(&domain(&turned, ""), BALLOON).contains("fast.node = 1 and slow.node = 0"));
 }

@@ -1,4 +1,4 @@
-//! How much is punched, and for how long.
+//! Tests of the amount and duration of punching.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -21,16 +21,17 @@ use crate::provisioner::balloon::Balloon;
 
 const GIB: u64 = 1 << 30;
 
-/// What was done to a memory of one GiB a tier.
+/// Record of the operations on a memory of 1 GiB a tier.
 #[derive(Default)]
 struct Record {
     holes: Vec<Extent>,
     pinned: Option<String>,
     disturbances: u64,
-    /// Disturbed when the hypervisor is asked, once so much was punched; and after so many holes.
+    /// Amount of punched memory after which the hypervisor reports a disturbance, and a number of
+    /// holes.
     disturbed_at: Option<u64>,
     disturbed_after: Option<usize>,
-    /// How long a hole takes.
+    /// Duration of a hole.
     delay: Duration,
 }
 
@@ -96,8 +97,8 @@ impl Backing for Recorder {
     }
 }
 
-/// A host that has just met a guest that holds all of its fast memory; `ping` is called with what
-/// was punched before each ping.
+/// A host that has just met a guest that holds all its fast memory. `ping` gets the punched memory
+/// before each ping.
 async fn meet(
     recorder: &Recorder,
     mut ping: impl FnMut(u64) + Send + 'static,
@@ -212,7 +213,7 @@ async fn a_disturbance_between_ping_and_punch_stops_the_batch_before_its_first_h
             "{result:?}"
         );
         assert_eq!(recorder.0.lock().unwrap().punched(), batches * BATCH_MAX.0);
-        // The batches before it were whole; all is asked anew.
+        // The earlier batches were complete; everything is asked again.
         balloon.actual(deadline()).await.unwrap();
     }
 }
@@ -234,7 +235,7 @@ async fn a_disturbance_within_a_batch_stops_it_at_the_next_hole() {
 async fn nothing_is_punched_while_a_device_pins_memory() {
     let recorder = Recorder::default();
     let pinned = recorder.clone();
-    // Plugged in while memory is being given back.
+    // A device is plugged in during punching.
     let plug = move |punched| {
         if punched > 0 {
             pinned.0.lock().unwrap().pinned = Some("/dev/vfio/17".into());
