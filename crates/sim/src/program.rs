@@ -83,7 +83,7 @@ impl Batch {
         self.len += 1;
     }
 
-    /// Marks the end of an operation whose latency is to be measured. A program marks every operation or none.
+    /// Marks the end of an operation, to measure its latency. A program marks every operation or none.
     ///
     /// # Panics
     /// When more than [`BATCH`] operations end in a batch.

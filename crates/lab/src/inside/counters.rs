@@ -31,8 +31,8 @@ const ENDED_CHILDREN: [usize; 2] = [16, 17];
 /// KVM's counters, for all VMs together.
 const KVM: &str = "sys/kernel/debug/kvm";
 
-/// The KVM counters in results: TLB flushes of a virtual CPU and of all, requests for the latter, second-level faults
-/// that were resolved by a new entry, and exits.
+/// The KVM counters in results: TLB flushes of one virtual CPU and of all, requests for the latter, exits, and
+/// second-level faults that added an entry.
 const KVM_COUNTERS: [&str; 6] = [
     "tlb_flush",
     "remote_tlb_flush",

@@ -22,8 +22,8 @@ const PORT_TICK: Duration = Duration::from_millis(10);
 
 /// Runs the job in [`JOB_PATH`] and powers the machine off.
 ///
-/// It refuses to run unless it is the init process of a lab VM, started by the kernel's command line, because it mounts
-/// file systems and powers the machine off.
+/// It mounts file systems and powers the machine off. It therefore runs only as the init process of a lab VM, started
+/// by the kernel's command line.
 pub fn init() -> io::Result<()> {
     if std::process::id() != 1 || !Path::new(JOB_PATH).exists() {
         return Err(io::Error::other(

@@ -17,8 +17,8 @@
 //! - No reader holds the lock beside a writer; no broadcast completes before its turn ([`contended`]).
 //!
 //! # Left out
-//! Not modelled: TLB conflicts, which a CPU with FEAT_BBM level 2 may raise, and their flush; x86's IPIs when a fault
-//! splits a block; page walks after invalidations. Sending uses no bandwidth of the guest.
+//! Not modelled: TLB conflicts, which a CPU with FEAT_BBM level 2 may raise, and their flush. Not modelled, too: x86's
+//! IPIs when a fault splits a block, and page walks after invalidations. Sending uses no bandwidth of the guest.
 
 mod contended;
 mod cost;

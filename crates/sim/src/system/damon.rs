@@ -4,9 +4,9 @@
 //! The kernel should tier by DAMON's findings, without user space.
 //!
 //! # Approach
-//! Each node has a kdamond. After each aggregation, a scheme acts on the regions that match its pattern: it promotes
-//! hot ones of the slow node and demotes cold ones of the fast node. A quota limits the bytes per second that it acts
-//! on, whether or not they move. The scheme takes regions with the highest scores in address order, from where it
+//! Each node has a kdamond. After each aggregation, a scheme acts on the regions that match its pattern. It promotes
+//! hot regions of the slow node, or demotes cold ones of the fast node. A quota limits the bytes per second that it
+//! acts on, whether or not they move. The scheme takes regions with the highest scores in address order, from where it
 //! stopped last. Half of a score is access frequency, half is age. Each page is checked again before it moves.
 //!
 //! A promotion without free fast memory moves the page within the slow node, in vain (`migrate_*` accepts any node with

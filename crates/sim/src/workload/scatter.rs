@@ -3,9 +3,9 @@
 //! **Problem.** A pointer chase visits every line of 100 GiB once, in random order; a hash table scatters its popular
 //! keys. A stored permutation would need as much memory as the simulated program.
 //!
-//! **Approach.** Rounds of xor with the own upper half and multiplication by an odd number permute the numbers of `b`
-//! bits, where `2^b` is the next power of two. A result outside `0..count` is permuted again until it falls inside, on
-//! average less than twice.
+//! **Approach.** Each round is an xor with the own upper half and a multiplication by an odd number. It permutes the
+//! numbers of `b` bits, where `2^b` is the next power of two. A result outside `0..count` is permuted again until it
+//! falls inside, on average less than twice.
 //!
 //! **Properties.** [`Scatter::at`] is a bijection of `0..count`, and [`Scatter::position`] is its inverse. Different
 //! seeds give different orders. Neighbours do not stay neighbours.

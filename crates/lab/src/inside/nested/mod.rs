@@ -220,10 +220,10 @@ impl<'a> Guests<'a> {
     }
 }
 
-/// The host's counters, and those of its guests at the same time if agents manage memory: bytes moved in either, and
-/// the agents' CPU time, which the host sees as guest time. The kernel counts guest time by ticks. In some runs it
-/// attributes half of it to the emulator's system time. All of that counts as guest time here, including the cost of
-/// faults and hints.
+/// The host's counters, with those of its guests at the same time if agents manage memory. From guests come bytes
+/// moved, and the agents' CPU time, which the host sees as guest time. The kernel counts guest time by ticks. In some
+/// runs it attributes half of it to the emulator's system time. All of that counts as guest time here, including the
+/// cost of faults and hints.
 fn totals_of_host(
     counters: &Counters,
     rival: &mut dyn Rival,
