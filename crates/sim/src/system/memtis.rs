@@ -5,7 +5,6 @@
 //! have two sizes.
 //!
 //! # Approach
-//! A page's count is its number of samples per 4 KiB, times 512: a sample counts 512 on a base page and 1 on a huge
 //! A page's count is its number of samples per 4 KiB, times 512. A sample thus counts 512 on a base page and 1 on a
 //! huge page. Pages are sorted by the logarithm of their counts into 16 bins. The top bins that fit into fast memory
 //! are hot. The threshold bin is recomputed after a number of samples, and all counts are halved after more.
