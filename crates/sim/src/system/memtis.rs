@@ -8,6 +8,7 @@
 //! A page's count is its number of samples per 4 KiB, times 512. A sample thus counts 512 on a base page and 1 on a
 //! huge page. Pages are sorted by the logarithm of their counts into 16 bins. The top bins that fit into fast memory
 //! are hot. The threshold bin is recomputed after a number of samples, and all counts are halved after more.
+//!
 //! A kernel thread reads samples, and reduces the sampling rate if its cost is too high. Another thread migrates pages
 //! every half second: hot ones up, and the coldest ones down to free memory. A limit on a program's fast memory
 //! triggers demotion; the authors' scripts set one for each program. A program without a limit is never demoted, and
