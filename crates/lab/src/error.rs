@@ -94,13 +94,13 @@ pub enum Error {
         logs: PathBuf,
     },
     /// A run finished without complete measurements.
-    #[error("{0}: it finished without a full report; build all programs anew")]
+    #[error("{0}: it finished without a full report; rebuild all programs")]
     Incomplete(String),
     /// The host controller does not do what the run requires.
     #[error("the host controller {0}; --keep-logs keeps its log")]
     Controller(String),
     /// Resource usage grew that must not grow.
-    #[error("something grew while nothing called for it: {0}; --json keeps all figures")]
+    #[error("resource usage grew: {0}; --json keeps all figures")]
     Grew(String),
     /// The user asked to stop.
     #[error("interrupted")]
@@ -127,7 +127,7 @@ pub enum VmFault {
         doing: String,
     },
     /// It sent no report while its workload ran.
-    #[error("the VM said nothing for {} s and was killed; it {doing}; run it again with --keep-logs", limit.as_secs())]
+    #[error("the VM sent no report for {} s and was killed; it {doing}; run it again with --keep-logs", limit.as_secs())]
     Silent {
         /// Time without a report.
         limit: Duration,
@@ -146,7 +146,7 @@ pub enum VmFault {
     #[error("the VM's kernel panicked: {0}")]
     Panicked(String),
     /// It sent an invalid or too long line.
-    #[error("the VM sent nonsense: {0}")]
+    #[error("the VM sent an invalid report: {0}")]
     Nonsense(String),
     /// The job inside failed.
     #[error("{0}")]
@@ -158,7 +158,7 @@ pub enum VmFault {
     #[error("cannot write the VM's logs: {0}")]
     Log(io::Error),
     /// The plugin's counts cannot be read.
-    #[error("cannot read what the emulator's plugin counted: {0}")]
+    #[error("cannot read the counts of the emulator's plugin: {0}")]
     Counts(io::Error),
     /// The plugin could not assign too many accesses to a tier.
     #[error(

@@ -356,7 +356,7 @@ impl Recording {
                     "the program was not ready within {} s of recording",
                     READY_LIMIT.as_secs()
                 ),
-                hint: "give it less to do before".into(),
+                hint: "reduce its work before that".into(),
             });
         }
         Ok(is_ready)

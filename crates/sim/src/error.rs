@@ -106,7 +106,7 @@ pub enum SimError {
     #[error("the simulated agent: {0}; please report the scenario")]
     Agent(#[from] Misuse),
     /// One access faults endlessly: a bug of the simulator.
-    #[error("an access faults for ever; please report the scenario")]
+    #[error("an access faults endlessly; please report the scenario")]
     Stuck,
 }
 

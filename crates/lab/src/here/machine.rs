@@ -93,7 +93,7 @@ impl Machine {
         if nodes > 2 {
             return Err(unfit(
                 format!(
-                    "{nodes} nodes of this machine have memory, and what overflows would fill any"
+                    "{nodes} nodes of this machine have memory, and overflow could go to any of them"
                 ),
                 "offline the memory of all but two (/sys/devices/system/node/nodeN/memoryM/online)",
             ));

@@ -29,7 +29,7 @@ impl Drop for Lent {
     fn drop(&mut self) {
         for (path, value) in &self.before {
             if let Err(error) = fs::write(path, value) {
-                tracing::error!("{} is not {value} again: {error}", path.display());
+                tracing::error!("cannot restore {} to {value}: {error}", path.display());
             }
         }
     }

@@ -243,7 +243,7 @@ impl<'a> OwnProgram<'a> {
         };
         match line.map_err(Fault::io("read from", "the workload"))? {
             Some(line) => serde_json::from_str(&line)
-                .map_err(|e| Fault::Workload(format!("said {line:?}, which is no event: {e}"))),
+                .map_err(|e| Fault::Workload(format!("sent {line:?}, not an event: {e}"))),
             None => {
                 let status = self
                     .child
@@ -297,7 +297,7 @@ impl Drop for OwnProgram<'_> {
 }
 
 fn out_of_turn(event: &Event) -> Fault {
-    Fault::Workload(format!("said {:?} out of turn", event.to_string()))
+    Fault::Workload(format!("sent {:?} at the wrong time", event.to_string()))
 }
 
 /// The hot set of an event.
@@ -350,7 +350,7 @@ fn command_line(bed: &Testbed<'_>, job: &Job) -> Result<(&'static str, Vec<Strin
         }
         Kind::Mix(mix) => {
             let parameters = toml::to_string(mix)
-                .map_err(|e| Fault::Workload(format!("cannot be told its parts: {e}")))?;
+                .map_err(|e| Fault::Workload(format!("cannot get its parts as text: {e}")))?;
             option("workload", parameters);
             "mix"
         }

@@ -190,8 +190,8 @@ impl<'a> Programs<'a> {
             if start.elapsed() >= within {
                 let awaited = match ready {
                     Ready::Line(regex) => format!("no line matched {regex:?}"),
-                    Ready::Port(port) => format!("nobody listens on port {port}"),
-                    Ready::AfterS(_) => "its time was not over".into(),
+                    Ready::Port(port) => format!("no server listens on port {port}"),
+                    Ready::AfterS(_) => "its time was not up".into(),
                 };
                 let s = within.as_secs();
                 return Err(self.members[index].fault(format!(

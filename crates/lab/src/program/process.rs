@@ -174,9 +174,9 @@ fn wait_for_end(pid: Pid) {
 
 fn start_fault(launch: &Launch, source: io::Error) -> Fault {
     let why = match source.raw_os_error() {
-        Some(libc::ENOENT) => ": it, its loader or its working folder is not there".into(),
-        Some(libc::ENOEXEC) => ": it is no program for this machine".into(),
-        Some(libc::EACCES) => ": it may not be executed".into(),
+        Some(libc::ENOENT) => ": the file, its loader or its working folder is missing".into(),
+        Some(libc::ENOEXEC) => ": it is not a program for this machine".into(),
+        Some(libc::EACCES) => ": it is not executable".into(),
         _ => format!(": {source}"),
     };
     Fault::Program {

@@ -156,7 +156,7 @@ impl Matrix<'_> {
             let violations = self.recover(&format!("cycle {cycle}, {event}"))?;
             let recovered_s = happened.elapsed().as_secs_f64();
             tracing::info!(
-                "cycle {cycle} of {cycles}: {event}, well again after {recovered_s:.1} s"
+                "cycle {cycle} of {cycles}: {event}, recovered after {recovered_s:.1} s"
             );
             figures.cycles = cycle.into();
             figures.recovered_max_s = figures.recovered_max_s.max(recovered_s);
@@ -257,7 +257,7 @@ impl Matrix<'_> {
             }
             if Instant::now() >= deadline {
                 return Err(Error::Controller(format!(
-                    "was not well again {} s after {what}: {} of {rounds} rounds verified, {vm:?}",
+                    "had not recovered {} s after {what}: {} of {rounds} rounds verified, {vm:?}",
                     self.recovery.as_secs(),
                     self.life.rounds,
                 )));

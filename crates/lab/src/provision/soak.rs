@@ -159,7 +159,7 @@ impl Course<'_> {
     fn figures(&self, duration: Duration, resizes: u64) -> Result<SystemResult, Error> {
         let uses = self.seen.iter().map(|((who, what), seen)| {
             let (early, late) = early_and_late(seen).ok_or_else(|| {
-                let why = format!("the soak was too short to see what {who} uses; see --duration");
+                let why = format!("the soak was too short to measure {who}; raise --duration");
                 Error::Controller(why)
             })?;
             Ok(Use {

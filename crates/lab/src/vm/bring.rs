@@ -111,7 +111,7 @@ impl<'a> Finder<'a> {
             None => Ok(needed.files),
             Some(missing) => Err(Error::Missing {
                 what: format!(
-                    "program {}: {} needs {missing}, which is not there",
+                    "program {}: {} needs {missing}, which is missing",
                     program.name(),
                     file.display()
                 ),

@@ -39,7 +39,7 @@ impl Initramfs {
         let needed = needed(from, &[])?;
         if let Some(missing) = needed.missing {
             return Err(Error::Missing {
-                what: format!("{} needs {missing}, which is not there", from.display()),
+                what: format!("{} needs {missing}, which is missing", from.display()),
                 hint: "build it again".into(),
             });
         }

@@ -173,7 +173,7 @@ fn keep_module(module: &Path, kept: &Path) -> Result<(), Error> {
 
 fn unpack(cache: &Path, package: &str) -> Result<tempfile::TempDir, Error> {
     tracing::info!(
-        "fetching {package}, once; what we need of it is kept in {}",
+        "downloading {package} once; the required files are kept in {}",
         cache.display()
     );
     let unpacked = tempfile::tempdir_in(cache).map_err(Error::io("create a folder in", cache))?;

@@ -81,7 +81,7 @@ pub fn release(kernel: &Path) -> Result<String, Error> {
         (!release.is_empty() && release.chars().all(is_plain)).then(|| release.to_owned())
     };
     find().ok_or_else(|| Error::Missing {
-        what: format!("{} does not tell its kernel's release", kernel.display()),
+        what: format!("{} does not contain its kernel's release", kernel.display()),
         hint: "set DEMETER_KERNEL to a vmlinuz for x86".into(),
     })
 }

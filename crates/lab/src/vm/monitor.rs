@@ -185,7 +185,7 @@ impl Monitor {
 
     fn wait(&self, what: &str, deadline: Instant) -> Result<(), Error> {
         if Instant::now() >= deadline {
-            return Err(self.error(what, &json!("does not end")));
+            return Err(self.error(what, &json!("did not finish in time")));
         }
         std::thread::sleep(LOOK_EVERY);
         Ok(())
@@ -209,7 +209,7 @@ impl Monitor {
                 }
             }
         };
-        let answer = answer().map_err(Error::io("speak with the emulator at", &self.socket))?;
+        let answer = answer().map_err(Error::io("talk to the emulator at", &self.socket))?;
         match answer.get("return") {
             Some(value) => Ok(value.clone()),
             None => Err(self.error(command, &answer["error"])),
@@ -218,7 +218,7 @@ impl Monitor {
 
     fn error(&self, what: &str, said: &Value) -> Error {
         let error = io::Error::other(format!("{what}: {said}"));
-        Error::io("order of the emulator at", &self.socket)(error)
+        Error::io("control the emulator at", &self.socket)(error)
     }
 }
 

@@ -226,7 +226,7 @@ fn append(path: &Path, text: &str) -> Result<(), VmFault> {
 
 /// Appends bytes to the agent's recording.
 fn record(path: &Path, hex: &str) -> Result<(), VmFault> {
-    let nonsense = || VmFault::Nonsense("a recording that is none".into());
+    let nonsense = || VmFault::Nonsense("an invalid recording".into());
     let bytes = from_hex(hex).ok_or_else(nonsense)?;
     let file = File::options().create(true).append(true).open(path);
     let mut file = file.map_err(VmFault::Log)?;

@@ -65,7 +65,7 @@ fn version(qemu: &Path, hint: &str) -> Result<Version, Error> {
             VERSION_MIN.0,
             VERSION_MIN.1
         ),
-        None => format!("{} does not say its version", qemu.display()),
+        None => format!("{} does not report its version", qemu.display()),
     };
     let hint = hint.into();
     Err(Error::Missing { what, hint })

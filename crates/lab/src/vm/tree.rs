@@ -52,7 +52,7 @@ impl Tree {
         if !root.exists() {
             let names: Vec<&str> = packages.iter().copied().collect();
             tracing::info!(
-                "fetching {}, once; kept in {}",
+                "downloading {} once; kept in {}",
                 names.join(", "),
                 cache.display()
             );

@@ -50,7 +50,7 @@ pub enum Error {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
     /// The file is not a trace.
-    #[error("this is no trace; make one with `demeter trace record` or `demeter trace convert`")]
+    #[error("this is not a trace; make one with `demeter trace record` or `demeter trace convert`")]
     Magic,
     /// The format version is newer than this program.
     #[error("format version {0}, but this demeter reads only {version}", version = super::VERSION)]
@@ -59,10 +59,10 @@ pub enum Fault {
     #[error("{0} is out of bounds")]
     Bounds(&'static str),
     /// Regions overlap or are out of order.
-    #[error("regions are not in order of their addresses")]
+    #[error("regions are not in address order")]
     Order,
     /// A checksum does not match.
-    #[error("the checksum does not fit: the file was damaged")]
+    #[error("the checksum does not match: the file is damaged")]
     Checksum,
     /// The file is truncated.
     #[error("the file ends early: it was cut off")]
@@ -79,10 +79,10 @@ pub enum Fault {
         seen: u64,
     },
     /// A payload does not match its frame header.
-    #[error("a payload does not code the accesses that its frame announces")]
+    #[error("a payload does not match its frame header")]
     Payload,
     /// An access outside all regions.
-    #[error("an access to {0:#x}, which lies in no region")]
+    #[error("an access to {0:#x}, outside all regions")]
     Stray(u64),
     /// The file was modified during reading.
     #[error("the file changed while it was read")]

@@ -57,7 +57,7 @@ impl Guest {
                     // A VM's first line is empty.
                     Ok(Some(line)) if line.is_empty() => continue,
                     Ok(Some(line)) => Some(serde_json::from_str(&line).map_err(|error| {
-                        Fault::Guest(format!("{name} said {line:?}, which is no report: {error}"))
+                        Fault::Guest(format!("{name} sent {line:?}, not a report: {error}"))
                     })),
                     Ok(None) => None,
                     Err(error) => Some(Err(Fault::io("read from the guest", &name)(error))),
@@ -129,7 +129,7 @@ impl GuestMemory {
     /// Finds the mappings of nodes with these sizes in process `pid`; `fast` is the node of the fast tier.
     pub fn find(root: &Path, pid: Pid, node_bytes: &[u64], fast: NodeId) -> Result<Self, Fault> {
         let maps = read_maps(root, pid)
-            .map_err(|error| Fault::Guest(format!("has no memory to be seen: {error}")))?;
+            .map_err(|error| Fault::Guest(format!("has no readable memory: {error}")))?;
         let nodes = nodes_among(&maps, node_bytes)?.into_iter();
         let nodes = nodes.map(|range| (Observer::new(pid, range, fast), range.len().0));
         Ok(Self {

@@ -159,7 +159,7 @@ impl<'a> Guests<'a> {
                 }
             }
             let heard = self.inbox.recv();
-            let (index, report) = heard.map_err(|_| Fault::Guest("is not heard".into()))?;
+            let (index, report) = heard.map_err(|_| Fault::Guest("has closed its link".into()))?;
             match report {
                 Some(Ok(VmMessage::Failed { what })) => {
                     let name = &self.starts[index].name;

@@ -45,7 +45,7 @@ impl Rival for HHistory {
 
 /// Fails if a controller with this view does not manage all its VMs by histories.
 fn check_managed(view: &HostView) -> Result<(), Fault> {
-    let unmanaged = |why: String| Err(Fault::Guest(format!("was left alone: {why}")));
+    let unmanaged = |why: String| Err(Fault::Guest(format!("was not managed: {why}")));
     let mut others = view
         .vms
         .iter()

@@ -79,7 +79,7 @@ fn starter(system: System) -> Option<Start> {
 pub fn start(bed: &Testbed<'_>, settings: &Settings) -> Result<Box<dyn Rival>, Fault> {
     let system = settings.system;
     let start = starter(system).ok_or_else(|| Fault::Unsupported {
-        what: format!("no real VM runs {system}"),
+        what: format!("the lab does not run {system}"),
         hint: "run the scenario with --on sim",
     })?;
     start(bed, settings)
