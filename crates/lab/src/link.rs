@@ -18,7 +18,7 @@ use crate::workload::Rate;
 /// Name of the virtio-serial port.
 pub const PORT_NAME: &str = "org.demeter.lab";
 
-/// Prefix of the console line with the reason that a VM could not open its link.
+/// Prefix of the console line that explains a failure without a link.
 pub const LAST_WORDS: &str = "lab-init: ";
 
 /// Path of the [`Job`] in the VM.
@@ -30,7 +30,7 @@ pub const AGENT_CONFIG_PATH: &str = "/etc/demeter/demeter.toml";
 /// Path of the controller's configuration in a host.
 pub const HOST_CONFIG_PATH: &str = "/etc/demeter/host.toml";
 
-/// Folder in a host that holds the memory of guests with balloons, as unnamed files.
+/// Folder for guests' memory in a host, if they have balloons. The memory is in unnamed files.
 pub const GUESTS_MEMORY_DIR: &str = "/run/guests";
 
 /// The controller's socket in a host.

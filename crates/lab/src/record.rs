@@ -272,8 +272,8 @@ impl Recorder {
 }
 
 impl Recording {
-    /// Passes each thread's actions to `on_recorded` until the program exits, `on_recorded` breaks, or `stop` is set.
-    /// The latter two end the program. Returns the result.
+    /// Passes each thread's actions to `on_recorded` until the program exits. It ends the program if `on_recorded`
+    /// breaks or `stop` is set. Returns the result.
     ///
     /// # Errors
     /// When the emulator exits without recording, or its messages are invalid; [`Error::Interrupted`] after a stop.

@@ -80,7 +80,7 @@ pub struct TooLittleTime {
 }
 
 impl Search {
-    /// A search for settings of `rival`, in runs with this timed phase, within `limit` if there is one. The time limit
+    /// A search for settings of `rival`, within `limit` if there is one. Its runs have this timed phase. The time limit
     /// starts now.
     pub fn new(rival: System, timed_phase: Duration, limit: Option<Duration>) -> Self {
         Self {

@@ -9,8 +9,8 @@ use crate::error::SimError;
 use crate::pool::{Event, Job, Limits, run_jobs};
 use crate::provision;
 
-/// Runs all cases and systems of a scenario, each system under each of its settings, with `repeats` seeds. Seeds count
-/// up from the scenario's. Of the repeats, the median run is kept, and of the settings, the best. `tell` receives
+/// Runs all cases and systems of a scenario. Each system runs under each of its settings, with `repeats` seeds. Seeds
+/// count up from the scenario's. Of the repeats, the median run is kept, and of the settings, the best. `tell` receives
 /// progress. The result does not depend on the number of workers.
 ///
 /// # Errors

@@ -19,7 +19,7 @@ pub struct Sweep {
 }
 
 impl Sweep {
-    /// A sweep over `grid` under `systems`, or under the scenario's own if `systems` is empty. Seeds count up from the
+    /// A sweep over `grid` under `systems`. If `systems` is empty, the scenario's own are used. Seeds count up from the
     /// scenario's.
     ///
     /// # Errors

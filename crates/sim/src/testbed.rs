@@ -27,7 +27,7 @@ pub enum Model {
     Full,
 }
 
-/// A core whose memory is mapped in pages of 4 KiB, half of it in each tier.
+/// A core with memory in pages of 4 KiB, half in each tier.
 pub struct Testbed {
     core: Core,
     sampler: Sampler,

@@ -68,7 +68,7 @@ pub fn refuse_what_is_not_for_here(scenario: &Scenario) -> Result<(), Error> {
 }
 
 impl Machine {
-    /// Finds the nodes and CPUs for the scenario below `root`, and checks that they are not in use.
+    /// Selects and checks the nodes and CPUs for a scenario. The kernel's files are below `root`.
     ///
     /// # Errors
     /// [`Error::Unfit`] names the missing part.

@@ -1,4 +1,5 @@
-//! Runs a scenario on this machine's own two nodes, with the workloads, systems, observers and results of a lab VM.
+//! Runs a scenario on this machine's own two nodes, without a VM. Workloads, systems, observers and results are those
+//! of a lab VM.
 //!
 //! All changes are temporary. At the end of a run, also after Ctrl-C, an error or a panic, the kernel's settings are
 //! restored, ballast is freed, and all processes are gone. Only SIGKILL leaves the current settings in place.

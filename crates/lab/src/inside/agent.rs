@@ -49,8 +49,8 @@ pub struct AgentProcess {
 }
 
 impl AgentProcess {
-    /// Starts the agent with `target` as its only target, unless its configuration names others. If the VM has the
-    /// port, the agent also serves the host's requests.
+    /// Starts the agent for the process `target`. A configuration with targets of its own takes precedence. If the VM
+    /// has the port, the agent also serves the host's requests.
     pub fn start(bed: &Testbed<'_>, target: Pid) -> Result<Self, Fault> {
         if bed.agent_has_targets {
             return Self::start_for_all(bed);
@@ -65,7 +65,7 @@ impl AgentProcess {
         Self::spawn(bed, &["guest", "-v", "--relay-only"])
     }
 
-    /// Starts an agent whose configuration names its targets, and that serves the host's requests.
+    /// Starts an agent with configured targets, which also serves the host.
     pub fn start_for_all(bed: &Testbed<'_>) -> Result<Self, Fault> {
         let config = bed.agent_config.to_string_lossy();
         Self::spawn(bed, &["guest", "-v", "--config", &config])

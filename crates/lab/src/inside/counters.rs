@@ -68,7 +68,7 @@ impl Counters {
         self.followed.push((pid, cause));
     }
 
-    /// Charges the CPU time of these processes, and of all exited children of this process, to the workload.
+    /// Charges the CPU time of these processes to the workload. All exited children of this process count, too.
     pub fn follow_workload(&mut self, pids: &[Pid]) {
         self.followed.retain(|(_, cause)| *cause != WORKLOAD);
         let pids = pids.iter().map(|pid| (*pid, WORKLOAD));

@@ -44,8 +44,8 @@ fn load_each(dir: &Path, entries: fs::ReadDir) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Makes memory that is hotplugged from now on usable for everything, including the balloon driver, as most
-/// distributions do.
+/// Makes memory hotplugged from now on usable for everything. That includes the balloon driver; most distributions do
+/// the same.
 pub fn online_for_all(root: &Path) -> Result<(), Fault> {
     let policy = root.join(ONLINE_POLICY);
     fs::write(&policy, "online_kernel").map_err(Fault::io("write", &policy))

@@ -67,7 +67,7 @@ pub fn with_descendants(pid: Pid) -> Vec<Pid> {
     found
 }
 
-/// Sends a signal to the process group of `leader`, which must not have been waited for.
+/// Signals the process group of `leader`. `leader` must not have been waited for.
 pub fn signal_group(leader: Pid, signal: i32) {
     // SAFETY: a signal to a group; it fails only if the group is empty.
     unsafe { libc::kill(-(leader.0 as i32), signal) };

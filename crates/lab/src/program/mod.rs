@@ -111,7 +111,7 @@ impl<'a> Programs<'a> {
         })
     }
 
-    /// Starts programs that must be ready before the timed phase, one at a time, and lets them warm up.
+    /// Starts programs that must be ready before the timed phase. Starts them one at a time, then lets them warm up.
     pub fn fill(&mut self) -> Result<(), Fault> {
         for index in 0..self.members.len() {
             let launch = self.members[index].launch();

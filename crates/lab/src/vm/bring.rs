@@ -54,7 +54,8 @@ pub struct Finder<'a> {
 }
 
 impl<'a> Finder<'a> {
-    /// Searches our own programs in `own`, the packages that any of the programs names, and this machine.
+    /// A finder for a scenario's programs. It searches our own programs in `own`, the packages that any of the programs
+    /// names, and this machine.
     pub fn new(own: &'a Path, cache: &Path, programs: &Programs) -> Result<Self, Error> {
         let names = programs.programs.iter().flat_map(|p| &p.packages);
         let names: BTreeSet<&str> = names.map(String::as_str).collect();
@@ -121,7 +122,7 @@ impl<'a> Finder<'a> {
     }
 }
 
-/// Adds a scenario's programs and their files to a VM, and returns their start commands.
+/// Adds a scenario's programs to a VM; returns their start commands.
 pub fn into_vm(
     initramfs: &mut Initramfs,
     finder: &Finder<'_>,

@@ -236,7 +236,7 @@ impl VmChild {
     }
 }
 
-/// Makes the child of `command` die with the thread that starts it, however that ends.
+/// Makes the child of `command` die with the thread that starts it.
 pub fn dies_with_this_thread(command: &mut Command) {
     let parent = std::process::id();
     // SAFETY: between fork and exec only async-signal-safe calls are made, and nothing is allocated.

@@ -36,8 +36,8 @@ pub fn check(folder: &Path) -> Result<(), VmFault> {
     }
 }
 
-/// Seconds in which the host did not run vCPUs of the VM in `folder` although they were not halted. It is the sum over
-/// all vCPUs, since slow memory was delayed.
+/// Seconds in which the host did not run the VM's vCPUs. `folder` is the VM's folder. Halted vCPUs do not count. It is
+/// the sum over all vCPUs, since slow memory became slow.
 pub fn lag_s(folder: &Path) -> Result<f64, VmFault> {
     Ok(sum(folder, LAG_NS_AT)? as f64 / 1e9)
 }

@@ -44,7 +44,7 @@ pub struct MemoryDevice {
 }
 
 impl Elastic {
-    /// A VM in which each node can hold the machine's whole memory of both tiers.
+    /// A VM whose nodes can each hold the machine's whole memory.
     pub fn new(provisioner: ProvisionerKind, machine: &Machine, initramfs_mib: u64) -> Self {
         let target = NodeSizes::of(machine, initramfs_mib);
         let whole_mib = machine.fast.usable_mib + machine.slow.usable_mib;

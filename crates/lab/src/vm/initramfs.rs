@@ -33,7 +33,7 @@ enum Entry {
 }
 
 impl Initramfs {
-    /// Adds a program and, if it is dynamic, its loader and libraries at their own paths.
+    /// Adds a program. If it is dynamic, also adds its loader and libraries at their own paths.
     pub fn add_program(&mut self, name: &str, from: &Path) -> Result<(), Error> {
         self.add_file(name, from);
         let needed = needed(from, &[])?;

@@ -67,8 +67,8 @@ fn fetch(cache: &Path) -> Result<PathBuf, Error> {
     Ok(kept)
 }
 
-/// Modules of the kernel in `image`, from `cache`, from beside the image, or from the package archive. Names are paths
-/// below `kernel` without suffix, such as `drivers/virtio/virtio_mem`.
+/// Modules of the kernel in `image`. They come from `cache`, from beside the image, or from the package archive. Names
+/// are paths below `kernel` without suffix, such as `drivers/virtio/virtio_mem`.
 pub fn modules<const N: usize>(
     cache: &Path,
     image: &Path,

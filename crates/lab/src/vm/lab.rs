@@ -1,4 +1,4 @@
-//! The lab's requirements on this machine, and the life of one VM from its parts to its last report.
+//! The lab on this machine, and the life of one VM.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -81,7 +81,7 @@ impl Lab {
         })
     }
 
-    /// Runs the system of `settings` in a VM of `scenario` and passes each report to `on_report`. Returns after
+    /// Runs the system of `settings` in a VM of `scenario`. Passes each report to `on_report`. Returns after
     /// [`VmMessage::Finished`]. Only logs of the VM remain.
     pub fn run_vm(
         &self,

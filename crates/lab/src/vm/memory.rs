@@ -40,13 +40,14 @@ pub struct NodeSizes {
 }
 
 impl NodeSizes {
-    /// Node sizes with which a VM with this initramfs has the machine's usable memory.
+    /// Node sizes that leave the machine's usable memory to programs, with this initramfs.
     pub fn of(machine: &Machine, initramfs_mib: u64) -> Self {
         let usable = [machine.fast.usable_mib, machine.slow.usable_mib];
         Self::with_usable(usable, initramfs_mib)
     }
 
-    /// Node sizes with which a VM with this initramfs has this much memory, where that is not 0.
+    /// Node sizes that leave this much memory to programs, with this initramfs. A node without memory for programs has
+    /// size 0.
     pub fn with_usable(usable: [u64; 2], initramfs_mib: u64) -> Self {
         let sum = usable[0] + usable[1];
         let watermarks = (sum / USABLE_PER_WATERMARK).min(WATERMARKS_MAX_MIB);
@@ -70,8 +71,8 @@ impl NodeSizes {
     }
 }
 
-/// Fails if this machine has too little available memory for a VM of this size (MemAvailable of /proc/meminfo below
-/// `root`).
+/// Fails if this machine has too little memory for a VM of this size. It reads MemAvailable of /proc/meminfo below
+/// `root`.
 pub fn check_host(root: &Path, vm_mib: u64) -> Result<(), Error> {
     let need_mib = vm_mib + EMULATOR_MIB;
     let path = root.join("proc/meminfo");

@@ -36,7 +36,7 @@ const TRACE: [File; 2] = [
 /// Plugin interface versions that our sources support, newest first: plugin/qemu_plugin.h has the table.
 const APIS: [u32; 3] = [7, 2, 1];
 
-/// The compiled plugin for a VM, for an installed and recent emulator `qemu` that loads it.
+/// The compiled plugin for VMs, checked with the emulator `qemu`.
 pub fn plugin(cache: &Path, qemu: &Path) -> Result<PathBuf, Error> {
     qemu::check_version(qemu)?;
     loaded(cache, &LAB, |plugin| qemu::check_loads(qemu, plugin))

@@ -137,7 +137,7 @@ impl PreparedVm {
         VmChild::start(parts.command(), self.limit, parts.console_log(), output_log)
     }
 
-    /// Passes each report of the running VM to `on_report` until it has finished, and keeps its logs if requested.
+    /// Passes each report to `on_report` until the VM has finished. Keeps its logs if requested.
     pub fn listen(
         &self,
         mut vm: VmChild,

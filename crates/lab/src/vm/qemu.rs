@@ -92,7 +92,7 @@ pub fn check_loads(qemu: &Path, plugin: &Path) -> Result<(), Error> {
     tool::output(&mut command, hint).map(drop)
 }
 
-/// Checks that the user-mode emulator loads our plugin, which then prevents it from running anything.
+/// Checks that the user-mode emulator loads our plugin. The plugin then prevents it from running anything.
 pub fn check_user_loads(qemu: &Path, plugin: &Path) -> Result<(), Error> {
     let mut command = Command::new(qemu);
     command

@@ -46,7 +46,7 @@ pub(super) struct Interconnect {
 }
 
 impl Interconnect {
-    /// Time at which a CPU continues that sends `count` broadcasts from `now_ps` and waits for each.
+    /// Time at which a CPU has sent `count` broadcasts. It sends them from `now_ps` on and waits for each.
     pub fn broadcast(&mut self, now_ps: u64, count: u64, alone_ps: u64, occupied_ps: u64) -> u64 {
         self.busy_until_ps = self.busy_until_ps.max(now_ps) + count * occupied_ps;
         self.busy_until_ps.max(now_ps + count * alone_ps)

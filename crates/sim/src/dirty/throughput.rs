@@ -53,7 +53,7 @@ impl Throughput {
             .collect()
     }
 
-    /// Milliseconds for which the guest starved between two times, relative to a full speed in millions a second.
+    /// Milliseconds for which the guest starved between two times. The full speed is in millions a second.
     pub fn starved_ms(&self, from_ps: u64, until_ps: u64, full_mops: f64) -> u64 {
         let series = self.series(until_ps);
         let points = (0u64..).zip(&series);

@@ -26,7 +26,7 @@ pub struct CostModel {
     pub flush_space_ps: u64,
     /// `invept`.
     pub invept_ps: u64,
-    /// How many of a VM's other virtual CPUs merge one `invept` with the next. While they contend for the tables they
+    /// Number of a VM's other virtual CPUs for each `invept` that merges with the next. While they contend for the tables they
     /// are outside the guest, so one flush at their next entry serves all requests.
     pub vcpus_per_merged_invept: u64,
     /// Delivery of an inter-processor interrupt.

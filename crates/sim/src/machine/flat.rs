@@ -6,7 +6,7 @@
 //! Software tiering must track accesses, and moves 64 lines even if only one is hot.
 //!
 //! # Approach
-//! A page of slow memory and one of fast memory form a *pair*. Each two lines at the same offset share a place in fast
+//! A page of slow memory and one of fast memory form a *pair*. Lines at equal offsets share a place in fast
 //! memory. The line accessed last is in fast memory, the other in slow memory. A miss fetches its line from slow memory
 //! and exchanges the two. A bit stored with each fast line tells which line it is, so a miss reads fast memory first
 //! and waits for both (assumed). A prefetched miss waits for its transfer only (assumed). Fast pages without a partner

@@ -91,7 +91,7 @@ fn needs() -> Needs {
 }
 
 impl Memstrata {
-    /// Finds its paired pages.
+    /// Finds its paired and dedicated pages.
     fn look(&mut self, ctx: &mut Context<'_>) {
         let Some(flat) = &ctx.actor.memory.flat else {
             return;

@@ -47,8 +47,8 @@ impl Lineup {
         self.said[guest].clear();
     }
 
-    /// Returns one report of each guest, all of one kind, once all have arrived. If one guest has an extra interval, it
-    /// is dropped.
+    /// Returns one report of each guest, once all have arrived. All are of one kind. If one guest has an extra
+    /// interval, it is dropped.
     pub fn next(&mut self) -> Result<Option<Vec<VmMessage>>, Fault> {
         loop {
             let fronts: Option<Vec<Discriminant<VmMessage>>> = self

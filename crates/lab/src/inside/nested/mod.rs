@@ -31,8 +31,7 @@ use lineup::{Lineup, merge};
 /// arrives while interrupts are disabled. The emulator's virtualization causes that, under any system.
 const BOOTS: u32 = 3;
 
-/// Starts the guests by their command lines and forwards their reports until they have finished. `rival` manages the
-/// host.
+/// Starts the guests and forwards their reports until they have finished. `rival` manages the host.
 pub fn watch(
     link: &mut Link,
     bed: &Testbed<'_>,

@@ -135,7 +135,7 @@ impl Domain {
         self.pid
     }
 
-    /// Kills it and waits until libvirt has noticed, so that it can be started again.
+    /// Kills it and waits until libvirt has noticed. It can then be started again.
     pub fn kill(&self) {
         // Fails only if it has exited already.
         let _ = pidfd_send_signal(&self.process, Signal::KILL);
