@@ -242,7 +242,7 @@ fn a_program_that_ends_early_is_named_with_its_last_lines() {
         ..place.sh("exit 0")
     };
     assert!(refused(launch, 20).0.contains("ended early"));
-    // An exit before the phase is also too early if the phase is to be timed.
+    // An exit before the phase is also too early if the program's time is measured.
     let launch = Launch {
         ready: Some(Ready::AfterS(9)),
         ..place.sh("exit 0")

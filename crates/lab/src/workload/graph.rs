@@ -21,7 +21,7 @@ const SUM_ERROR_MAX: f64 = 0.01;
 #[derive(Debug, Clone, Parser)]
 #[command(name = "graph", version)]
 pub struct Graph {
-    /// What to do
+    /// Operation on the graph
     #[arg(value_enum)]
     kernel: Kernel,
     /// The graph has two to this many vertices
