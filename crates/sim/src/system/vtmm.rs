@@ -14,6 +14,7 @@
 //! fit into fast memory are hot. The next queue stays in place, and all others are cold. Hot pages of slow memory are
 //! exchanged for cold pages of fast memory until the next scan, the hottest for the coldest. Translations are flushed
 //! once after a scan (assumed), and once after moves.
+//!
 //! Fast memory is a pool for all VMs. While the pool is short, it reclaims pages without recent accesses, so a VM's
 //! part follows its usage.
 //!
