@@ -28,13 +28,12 @@
  * latency x dilation; or, when it takes the next line of a stream, the time in which its tier
  * transfers a line, x dilation. Stores cost as loads, because they must read the line first.
  *
- * That time counts from when the vCPU's previous miss was done, so that what the emulator itself
- * needed meanwhile is part of it: as long as the emulator is faster than the machine that it
- * stands for, its own noise does not show. A vCPU that is behind by more than SLACK_NS, because it
- * did something else, does not catch up. When it is behind by more than LAG_NS_MIN and was not
- * halted, that something was not the guest's: nothing that a guest does goes so long without a
- * miss. So the host ran something else than this vCPU, and the time is counted as `lag_ns`. What
- * slows a vCPU down without stopping it, such as a lower clock, is not seen.
+ * The delay starts at the end of the vCPU's previous miss, so it includes the emulator's own work
+ * since then. As long as the emulator is faster than the modelled machine, its noise is invisible.
+ * A vCPU that lags by more than SLACK_NS, because it did something else, does not catch up. If it
+ * lags by more than LAG_NS_MIN and was not halted, the host did not run it, since no guest runs for
+ * so long without a miss. That time is counted as `lag_ns`. A slowdown of the vCPU that does not
+ * stop it, such as a lower clock, is not detected.
  *
  * While `period` is not 0, every period-th load that user code does at a user address, that
  * misses the filter and whose modelled latency is at least `threshold_ns`, becomes a record.
@@ -64,7 +63,7 @@
 #define DILATION_MAX 1000u
 #define TIER_MIB_MAX (16u << 20)
 #define MISSING UINT64_MAX
-/* Short delays are saved up until they are worth two readings of the clock. */
+/* Short delays accumulate until they are worth two clock readings. */
 #define SPIN_NS_MIN 200u
 #define SLACK_NS 50000u
 #define LAG_NS_MIN 500000u
@@ -107,7 +106,7 @@ static void pay(struct vcpu *vcpu, uint64_t ticks)
 		;
 }
 
-/* The vCPU was halted: nobody took that time from it. */
+/* The vCPU was halted, so the time since is not lag. */
 static void on_resume(unsigned int index)
 {
 	vcpus[index].due_ticks = 0;
@@ -135,7 +134,7 @@ static void miss(unsigned int index, qemu_plugin_meminfo_t info, uint64_t gva, u
 	if (armed && cost->delay)
 		pay(vcpu, cost->delay);
 
-	/* What is quickest to tell comes first: a stream pays for each line that is no sample. */
+	/* The cheapest test comes first, since every line of a stream that is not sampled runs it. */
 	if (!period ||
 	    cost->latency_ns < __atomic_load_n(&control->threshold_ns, __ATOMIC_RELAXED))
 		return;
@@ -183,7 +182,7 @@ static void answer(uint32_t asked, qemu_plugin_meminfo_t info, uint64_t gva)
 	__atomic_store_n(&control->answered, asked, __ATOMIC_RELEASE);
 }
 
-/* Runs for every access of the guest: an idle plugin must cost next to nothing. */
+/* Runs for every access of the guest, so it must be cheap while the plugin is idle. */
 static void on_access(unsigned int index, qemu_plugin_meminfo_t info, uint64_t gva, void *ip)
 {
 	uint32_t armed = __atomic_load_n(&control->armed, __ATOMIC_RELAXED);
@@ -353,7 +352,7 @@ static bool share(const char *path, unsigned int vcpu_count)
 	control->vcpus = vcpu_count;
 	control->ring_records = DEMETER_RING_RECORDS;
 	control->slow_gpa = tier_gpa(&layouts[AS_GPA], &tiers[1]);
-	/* The magic last: who sees it sees the rest. */
+	/* Write the magic last: a reader that sees it sees the rest, too. */
 	__atomic_store_n(&control->magic, DEMETER_MAGIC, __ATOMIC_RELEASE);
 	for (unsigned int i = 0; i < DEMETER_MAX_VCPUS; i++)
 		vcpus[i].ring = ring_writer_at(base, i);

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * A QEMU plugin that tells what a program in user-mode emulation touches.
+ * A QEMU plugin that records the memory accesses of a program in user-mode emulation.
  *
  *   qemu-x86_64 -plugin demeter_trace.so,fd=N PROGRAM
  *
  *   -plugin demeter_trace.so,check=on
  *
- * only ends the emulator, with success: it can load us.
+ * only makes the emulator exit with success, which shows that it can load the plugin.
  *
- * fd   a stream socket, inherited; whoever reads there gets messages of this machine's byte order:
- *      thread (4 bytes), accesses n (4 bytes), instructions meanwhile (8 bytes), then n times 8
- *      bytes: the address, with bit 63 for a store. At the end of all comes a message with thread
- *      UINT32_MAX and n = 0.
+ * fd   an inherited stream socket for messages in native byte order. A message has the thread
+ *      (4 bytes), the number n of accesses (4 bytes), the instructions executed meanwhile
+ *      (8 bytes), and n times 8 bytes: the address, with bit 63 for a store. The last message has
+ *      thread UINT32_MAX and n = 0.
  *
- * Only the process that is started is recorded, with all its threads: what it forks is not, and
- * what it executes instead of itself runs without us. When nobody reads any more the program runs
- * on, and nothing more is told.
+ * The plugin records all threads of the started process. It does not record forked children, nor
+ * a program that replaces the process by exec. If the reader closes the socket, the program
+ * continues without recording.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -46,14 +46,14 @@ struct message {
 	uint64_t accesses[MESSAGE_ACCESSES];
 };
 
-/* Each is filled by its own thread only. */
+/* Only its own thread fills a message. */
 static struct message *messages[THREADS_MAX];
 static pthread_mutex_t sending = PTHREAD_MUTEX_INITIALIZER;
 static int fd = -1;
 static pid_t owner;
-static bool deaf; /* nobody reads any more */
+static bool deaf; /* the reader has closed the socket */
 
-/* MSG_NOSIGNAL: a SIGPIPE would be the program's. */
+/* MSG_NOSIGNAL: the program would get a SIGPIPE. */
 static void send_all(const void *bytes, size_t left)
 {
 	const char *at = bytes;
@@ -72,13 +72,13 @@ static void send_all(const void *bytes, size_t left)
 	}
 }
 
-/* Sends what there is. */
+/* Sends the buffered accesses. */
 static void tell(struct message *message)
 {
-	/* At the program's end the thread may still be filling it: what counts is read once. */
+	/* At the program's end its thread may still append, so the count is read only once. */
 	struct header header = message->header;
 
-	/* A forked child has a copy of everything, the socket and perhaps a locked lock too. */
+	/* A forked child has a copy of everything, including the socket and a lock that may be held. */
 	if (getpid() != owner) {
 		__atomic_store_n(&deaf, true, __ATOMIC_RELAXED);
 		return;
@@ -91,7 +91,7 @@ static void tell(struct message *message)
 	message->header.instructions = 0;
 }
 
-/* The message that this thread fills; NULL for one thread too many, or without memory. */
+/* The message of this thread; NULL if there are too many threads or no memory. */
 static struct message *message_of(unsigned int vcpu)
 {
 	if (vcpu >= THREADS_MAX)
@@ -138,7 +138,7 @@ static void on_translate(struct qemu_plugin_tb *tb)
 }
 QEMU_PLUGIN_TB_TRANS_CB(on_translate)
 
-/* QEMU gives the number of a thread that ended to a later one. */
+/* QEMU reuses the number of an exited thread. */
 static void on_thread_exit(unsigned int vcpu)
 {
 	if (vcpu < THREADS_MAX && messages[vcpu])

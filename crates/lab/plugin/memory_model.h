@@ -16,25 +16,25 @@
 /*
  * The cache filter of one vCPU: 16 K direct-mapped lines, 1 MiB.
  *
- * It is looked up by gVA, because the emulator gives the gVA for nothing and the gPA only for a
- * walk through its own structures: a hit must stay as cheap as it can be. What that costs in
- * truth: a line of another process at the same gVA passes for a hit until it is replaced, and a
- * line that is seen through two addresses is cached twice.
+ * It is looked up by gVA, which the emulator provides at no cost. The gPA needs a walk through the
+ * emulator's structures, and hits must be cheap. The price is accuracy: a line of another process
+ * at an equal gVA counts as a hit until it is replaced, and a line that is mapped at two addresses
+ * is cached twice.
  */
 #define FILTER_LINES (1u << (MIB_SHIFT - LINE_SHIFT))
 
 struct filter {
-	uint32_t tag[FILTER_LINES]; /* 0 = empty: nobody's data lies in the first MiB of a gVA space */
+	uint32_t tag[FILTER_LINES]; /* 0 = empty: programs have no data in the first MiB of a gVA space */
 };
 
-/* Whether the line was cached; afterwards it is. */
+/* Whether the line was cached; caches it. */
 static inline bool filter_hit(struct filter *filter, uint64_t gva)
 {
-	/* Bits 20 to 51: enough to tell user from kernel addresses and any two addresses of 48 bits. */
+	/* Bits 20 to 51 distinguish user from kernel addresses, and any two addresses of 48 bits. */
 	uint32_t tag = (uint32_t)(gva >> MIB_SHIFT);
 	/*
-	 * The tag is folded in: else the two sides of a huge page's copy, which differ by a multiple
-	 * of 2 MiB, would evict each other all the way.
+	 * The tag is folded in. Without it, the two sides of a huge page's copy, which differ by a
+	 * multiple of 2 MiB, would evict each other.
 	 */
 	uint32_t *slot = &filter->tag[((gva >> LINE_SHIFT) ^ tag) % FILTER_LINES];
 
@@ -45,10 +45,10 @@ static inline bool filter_hit(struct filter *filter, uint64_t gva)
 }
 
 /*
- * The streams that the hardware's prefetchers of one vCPU follow. A miss on the line that comes
- * next in a stream finds its data on the way: it pays for bandwidth, not for latency. So does a
- * second miss on the stream's last line, which the small filter may cause but a real cache would
- * not. Any other miss pays the latency, and begins a stream in the place of the oldest.
+ * The streams that the modelled prefetchers of one vCPU follow. The data of a stream's next line is
+ * in flight already, so a miss on it costs bandwidth, not latency. So does a second miss on the
+ * stream's last line, which the small filter may cause but a real cache would not. Any other miss
+ * costs the latency, and starts a stream in place of the oldest.
  */
 #define STREAMS 8u
 
@@ -71,7 +71,7 @@ static inline bool streams_predicted(struct streams *streams, uint64_t line)
 	return false;
 }
 
-/* What a miss costs, by whether a stream predicted it. */
+/* The cost of a miss. */
 struct cost {
 	uint32_t latency_ns; /* as hardware would have it */
 	uint64_t delay;      /* how long the guest's access takes, stretched, in ticks of the clock */
@@ -100,7 +100,7 @@ struct layout {
 };
 
 /*
- * What an emulator may say where an access went:
+ * Formats in which an emulator reports the address of an access:
  *
  * AS_GPA    the gPA: QEMU 8.1 and later.
  * AS_BLOCK  block offset + offset in the block + the block's place in its container, which is the
@@ -122,7 +122,7 @@ struct sizes {
 /* Memory devices begin so far, rounded up, beyond the first address that is theirs. */
 #define PLUG_ALIGN (128ull << MIB_SHIFT)
 #define GIB (1024ull << MIB_SHIFT)
-/* With so much RAM or more, what is beyond RAM_LOW lies at 4 GiB and above (-machine pc). */
+/* From this size on, RAM beyond RAM_LOW lies at 4 GiB and above (-machine pc). */
 #define RAM_SPLIT_MIN (3584ull << MIB_SHIFT)
 #define RAM_LOW (3 * GIB)
 

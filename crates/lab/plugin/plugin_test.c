@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Tests of the plugin outside an emulator: the file is included whole, and the few functions that
- * QEMU would offer are stubs that a test steers. Ends with 0 when all hold, else aborts with the
- * line of the assertion.
+ * Tests of the plugin without an emulator. The plugin's file is included here, and QEMU's functions
+ * are stubs controlled by the tests. Exits with 0 on success; aborts with the line of a failed
+ * assertion.
  */
 #include "demeter_lab.c"
 
@@ -12,7 +12,7 @@
 #define FAST_MIB 300u
 #define SLOW_MIB 1000u
 
-/* What the emulator would say of the current access. */
+/* The current access, as the emulator would report it. */
 static uint64_t reported_address;
 static bool is_store;
 static qemu_plugin_vcpu_tb_trans_cb_t translate;
@@ -114,7 +114,7 @@ static void test_filter(void)
 
 	assert(!filter_hit(&filter, user) && filter_hit(&filter, user + 63));
 	assert(!filter_hit(&filter, user + 64) && filter_hit(&filter, user));
-	/* The same low bits elsewhere are another line. */
+	/* Equal low bits at another address are another line. */
 	assert(!filter_hit(&filter, user + (1ull << 40)) && !filter_hit(&filter, kernel));
 
 	/* Copying between huge pages, word by word, misses each line of each side once. */
@@ -139,7 +139,7 @@ static void test_streams(void)
 	assert(latencies == 2);
 	/* Backwards and far away is not predicted. */
 	assert(!streams_predicted(&streams, 500000) && !streams_predicted(&streams, 499999));
-	/* As many new streams as there is room for push out the old ones. */
+	/* STREAMS new streams evict all old ones. */
 	for (uint64_t i = 0; i < STREAMS; i++)
 		assert(!streams_predicted(&streams, 1000 * i + 7000000));
 	assert(!streams_predicted(&streams, 101000));
@@ -312,7 +312,7 @@ static void test_refusals(const char *shm)
 	assert(control->slow_gpa == (uint64_t)FAST_MIB << 20);
 }
 
-/* The guest asks about a page of `node` at `gpa_mib` that the emulator reports as it is told to. */
+/* The guest shows a page of `node` at `gpa_mib`; the stub emulator reports the chosen address. */
 static uint32_t ask(uint32_t node, uint64_t gpa_mib, uint64_t reported_mib)
 {
 	control->page_gva = 0x7d0000000000;
@@ -340,11 +340,11 @@ static void test_answers(void)
 	assert(ask(0, 10, 10) == (1u << AS_GPA | 1u << AS_BLOCK));
 	assert(control->answered == control->asked && control->page_reported == reported_address);
 	assert(ask(1, 300, 600) == 1u << AS_BLOCK && layout == &layouts[AS_BLOCK]);
-	/* The same question once more is none. */
+	/* Repeating a request has no effect. */
 	reported_address = 0;
 	on_access(0, 0, control->page_gva, NULL);
 	assert(layout == &layouts[AS_BLOCK]);
-	/* A node that does not exist is no question. */
+	/* A request with an invalid node is ignored. */
 	control->page_node = 2;
 	control->asked++;
 	on_access(0, 0, control->page_gva, NULL);
@@ -401,7 +401,7 @@ static void test_samples(void)
 		on_access(0, 0, gva += 64, (void *)user_ip);
 	assert(ring->head == 10);
 
-	/* What lies in no tier is counted and nothing else. */
+	/* A miss outside all tiers is only counted. */
 	reported_address = UINT64_MAX;
 	uint64_t strays = ring->strays;
 	on_access(0, 0, gva += 4096, (void *)user_ip);
@@ -433,7 +433,7 @@ static void test_delay(void)
 	uint64_t due_ticks = vcpus[0].due_ticks;
 	on_access(0, 0, gva += 4096, NULL);
 	assert(vcpus[0].owed_ticks == 0 && vcpus[0].due_ticks >= due_ticks + 3 * spin_ticks_min);
-	/* Who is far behind does not catch up: a miss may end early by the slack, not by more. */
+	/* A vCPU that lags far does not catch up: a miss may end early by the slack, not by more. */
 	vcpus[0].due_ticks = 0;
 	uint64_t start_ticks = __rdtsc();
 	on_access(0, 0, gva += 4096, NULL);
@@ -457,7 +457,7 @@ static void test_lag(void)
 	/* The first miss is after nothing. */
 	on_access(1, 0, gva += 4096, NULL);
 	assert(!ring->shared->lag_ns);
-	/* Behind for some reason of its own; then by so much that it was stopped. */
+	/* A small lag has other causes; a large one means that the vCPU was stopped. */
 	vcpu->due_ticks = __rdtsc() - lag_ticks_min / 2;
 	uint64_t before = ring->lag_ns;
 	on_access(1, 0, gva += 4096, NULL);

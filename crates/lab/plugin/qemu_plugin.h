@@ -1,18 +1,20 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * The part of QEMU's TCG plugin interface that we use, and all that differs between its versions.
+ * The part of QEMU's TCG plugin interface that we use, and the differences between its versions.
  * Debian packages no header of it, and it is small.
  *
- * A plugin declares one version, and QEMU loads it if it speaks that one. -DQEMU_PLUGIN_API=N
- * chooses it at build time:
+ * A plugin declares one version, and QEMU loads it if it supports that version.
+ * -DQEMU_PLUGIN_API=N selects it at build time:
  *
  *   1   QEMU 4.2 to 8.2
- *   2   QEMU 9.0 to 11.0: they speak newer versions too (10.0: up to 4, 10.1: 5), and none older
- *   7   QEMU 11.1: callbacks are given userdata, and no plugin id
  *
- * Versions 3 to 6 differ from 2 in nothing that we use. So do newer ones from 7, as far as they are
- * known. The answer of qemu_plugin_hwaddr_phys_addr depends on the release, not on the version:
- * memory_model.h knows both ways.
+ *   2   QEMU 9.0 to 11.0, which also support newer versions (10.0: up to 4, 10.1: 5), but no older
+ *
+ *   7   QEMU 11.1: callbacks get userdata, and no plugin id
+ *
+ * For our use, versions 3 to 6 equal 2, and known versions after 7 equal 7. The result of
+ * qemu_plugin_hwaddr_phys_addr depends on the release, not on the version: memory_model.h supports
+ * both formats.
  */
 #ifndef DEMETER_QEMU_PLUGIN_H
 #define DEMETER_QEMU_PLUGIN_H

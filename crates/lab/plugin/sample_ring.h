@@ -2,9 +2,9 @@
 /*
  * The writing end of one vCPU's ring of samples (shared_page.h).
  *
- * The reader shares the memory and may write anything into it at any time. So what decides where
- * the writer writes is kept in private memory; of the shared words it reads only `tail`, and an
- * impossible one passes for a full ring.
+ * The reader shares the memory and may write anything into it at any time. The writer therefore
+ * keeps its position in private memory. Of the shared words it reads only `tail`, and treats an
+ * invalid value as a full ring.
  */
 #ifndef DEMETER_SAMPLE_RING_H
 #define DEMETER_SAMPLE_RING_H
@@ -35,7 +35,7 @@ static inline struct ring_writer ring_writer_at(void *base, unsigned int vcpu)
 	};
 }
 
-/* Counts a cache miss, and whether it fell in no tier. */
+/* Counts a cache miss; a stray is outside all tiers. */
 static inline void ring_count_miss(struct ring_writer *ring, bool is_stray)
 {
 	ring->misses++;
@@ -46,14 +46,14 @@ static inline void ring_count_miss(struct ring_writer *ring, bool is_stray)
 	__atomic_store_n(&ring->shared->strays, ring->strays, __ATOMIC_RELAXED);
 }
 
-/* Counts time that the host took from the vCPU. */
+/* Counts time in which the host did not run the vCPU. */
 static inline void ring_count_lag(struct ring_writer *ring, uint64_t ns)
 {
 	ring->lag_ns += ns;
 	__atomic_store_n(&ring->shared->lag_ns, ring->lag_ns, __ATOMIC_RELAXED);
 }
 
-/* Appends a record, or counts it as dropped when the reader has left no room. */
+/* Appends a record, or counts it as dropped if the ring is full. */
 static inline void ring_push(struct ring_writer *ring, const struct demeter_record *record)
 {
 	uint64_t tail = __atomic_load_n(&ring->shared->tail, __ATOMIC_ACQUIRE);
@@ -66,7 +66,7 @@ static inline void ring_push(struct ring_writer *ring, const struct demeter_reco
 	}
 	ring->records[ring->head % DEMETER_RING_RECORDS] = *record;
 	ring->head++;
-	/* The record before the head that announces it. */
+	/* Publish the head after the record. */
 	__atomic_store_n(&ring->shared->head, ring->head, __ATOMIC_RELEASE);
 }
 

@@ -33,9 +33,10 @@ struct demeter_control {
 	uint32_t threshold_ns;   /* guest: only loads of at least this modelled latency count;
 				    nanoseconds of the modelled hardware, not stretched */
 	/*
-	 * Before anything is armed, the guest lets the plugin find out how this emulator reports
-	 * physical addresses: it names a page whose place it knows, sets `asked` to another number
-	 * than `answered`, loads from the page, and finds that number in `answered`.
+	 * Before the guest arms the plugin, it shows pages, from which the plugin learns how this
+	 * emulator reports physical addresses. The guest fills in a page with a known address, sets
+	 * `asked` to another number than `answered`, and loads from the page. It then finds that
+	 * number in `answered`.
 	 */
 	uint32_t asked;          /* guest; 0 = nothing */
 	uint64_t page_gva;       /* guest */

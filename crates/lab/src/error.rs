@@ -1,4 +1,4 @@
-//! What can go wrong on the host's side of the lab.
+//! Errors on the host's side of the lab.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,18 +6,18 @@ use std::time::Duration;
 
 use demeter_scenario::System;
 
-/// Why a run failed. Each message names the thing and, where there is one, what to do.
+/// The error of a run. Each message names the object and, if possible, a remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A program or file that the lab needs is not there.
+    /// A program or file that the lab needs is missing.
     #[error("{what}; {hint}")]
     Missing {
-        /// What is missing.
+        /// The missing item.
         what: String,
-        /// What the person can do.
+        /// A hint for the user.
         hint: String,
     },
-    /// The user-mode emulator cannot tell what a program touches.
+    /// The user-mode emulator does not support plugins.
     #[error(
         "{} was built without plugins, as Debian 13 does: set DEMETER_QEMU_USER to a qemu-x86_64 \
          with plugins, as Debian 12's, or see `demeter trace convert` for traces by valgrind",
@@ -27,151 +27,151 @@ pub enum Error {
         /// The emulator.
         qemu: PathBuf,
     },
-    /// This machine cannot do it, or not now.
+    /// This machine cannot run it, or not now.
     #[error("{what}; {hint}")]
     Unfit {
-        /// What stands against it.
+        /// The obstacle.
         what: String,
-        /// What the person can do.
+        /// A hint for the user.
         hint: String,
     },
-    /// A run on this machine went wrong.
+    /// A run on this machine failed.
     #[error("{system}: {what}{}", last_words(said))]
     Here {
-        /// What ran.
+        /// The system of the run.
         system: System,
-        /// What went wrong.
+        /// The error.
         what: String,
-        /// The last line that the agent said, where it was the agent.
+        /// The agent's last output line, if the agent failed.
         said: String,
     },
-    /// Only the simulator can do it: which workload, or what else.
+    /// A feature that only the simulator supports.
     #[error("the lab cannot run {0}: use --on sim")]
     SimOnly(&'static str),
-    /// The scenario needs more memory than this machine has left.
+    /// The scenario needs more memory than is available.
     #[error(
         "the scenario needs {need_mib} MiB for its VM but this machine has {have_mib} MiB \
          available; stop other programs or shrink the tiers"
     )]
     Memory {
-        /// What the VM takes.
+        /// Memory of the VM.
         need_mib: u64,
-        /// What is available.
+        /// Available memory.
         have_mib: u64,
     },
-    /// The system refused something.
+    /// A system call failed.
     #[error("cannot {what}: {source}")]
     Io {
-        /// What was tried, on which file.
+        /// The operation and its file.
         what: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// A program that we called failed.
+    /// A program that we ran failed.
     #[error("{program} failed: {said}; {hint}")]
     Tool {
         /// Its name.
         program: String,
-        /// The last thing it said.
+        /// Its last output.
         said: String,
-        /// What the person can do.
+        /// A hint for the user.
         hint: String,
     },
-    /// More virtual CPUs than the plugin's shared page has rings for.
+    /// More virtual CPUs than rings in the plugin's shared page.
     #[error("machine.vcpus = {0}: the lab has at most 16; lower it, or use --on sim")]
     Vcpus(u32),
-    /// A system that exists only as a model.
+    /// A system that exists only in the simulator.
     #[error("the lab cannot run {0}: leave it out with --system, or use --on sim")]
     SimulatedOnly(System),
-    /// A VM went wrong.
+    /// A VM failed.
     #[error("{run}: {fault}; logs kept in {}", logs.display())]
     Vm {
-        /// What ran in it: the system's name, or that of the run and the VM.
+        /// Name of the run: the system, or the run and the VM.
         run: String,
-        /// What went wrong.
+        /// The fault.
         fault: VmFault,
-        /// The folder with its console log and the agent's.
+        /// Folder with its console log and the agent's log.
         logs: PathBuf,
     },
-    /// A run said that it had finished but not what it had measured.
-    #[error("{0}: it finished without a full report; build all programs anew")]
+    /// A run finished without complete measurements.
+    #[error("{0}: it finished without a full report; rebuild all programs")]
     Incomplete(String),
-    /// The host controller does not do what the run needs.
+    /// The host controller does not do what the run requires.
     #[error("the host controller {0}; --keep-logs keeps its log")]
     Controller(String),
-    /// What must not grow did.
-    #[error("something grew while nothing called for it: {0}; --json keeps all figures")]
+    /// Resource usage grew that must not grow.
+    #[error("resource usage grew: {0}; --json keeps all figures")]
     Grew(String),
-    /// The person asked us to stop.
+    /// The user asked to stop.
     #[error("interrupted")]
     Interrupted,
 }
 
 impl Error {
-    /// For `map_err`: names the operation and the file.
+    /// Adds the operation and the file to an I/O error, for `map_err`.
     pub(crate) fn io(verb: &'static str, path: impl AsRef<Path>) -> impl FnOnce(io::Error) -> Self {
         let what = format!("{verb} {}", path.as_ref().display());
         move |source| Self::Io { what, source }
     }
 }
 
-/// How a VM went wrong.
+/// A fault of a VM.
 #[derive(Debug, thiserror::Error)]
 pub enum VmFault {
-    /// It did not end in time.
+    /// It did not finish in time.
     #[error("the VM did not end within {} s (duration_s and lab.timeout_s) and was killed; it {doing}", limit.as_secs())]
     TimeLimit {
         /// The limit.
         limit: Duration,
-        /// The last thing it was known to do.
+        /// Its last known action.
         doing: String,
     },
-    /// It said nothing any more while its workload ran.
-    #[error("the VM said nothing for {} s and was killed; it {doing}; run it again with --keep-logs", limit.as_secs())]
+    /// It sent no report while its workload ran.
+    #[error("the VM sent no report for {} s and was killed; it {doing}; run it again with --keep-logs", limit.as_secs())]
     Silent {
-        /// How long it was waited for.
+        /// Time without a report.
         limit: Duration,
-        /// The last thing it was known to do.
+        /// Its last known action.
         doing: String,
     },
-    /// It ended without saying why.
+    /// It exited without a reason.
     #[error("the VM ended early ({status}){}", last_words(said))]
     Ended {
-        /// How, as far as it is known.
+        /// Its exit status, if known.
         status: String,
-        /// What QEMU said last.
+        /// QEMU's last output.
         said: String,
     },
     /// Its kernel panicked.
     #[error("the VM's kernel panicked: {0}")]
     Panicked(String),
-    /// It said something that is no report, or too much.
-    #[error("the VM sent nonsense: {0}")]
+    /// It sent an invalid or too long line.
+    #[error("the VM sent an invalid report: {0}")]
     Nonsense(String),
     /// The job inside failed.
     #[error("{0}")]
     Job(String),
-    /// The link broke.
+    /// The link failed.
     #[error("cannot read the VM's reports: {0}")]
     Link(io::Error),
-    /// What the VM said cannot be kept.
+    /// Its logs cannot be written.
     #[error("cannot write the VM's logs: {0}")]
     Log(io::Error),
     /// The plugin's counts cannot be read.
-    #[error("cannot read what the emulator's plugin counted: {0}")]
+    #[error("cannot read the counts of the emulator's plugin: {0}")]
     Counts(io::Error),
-    /// The plugin could not tell in which tier too many accesses fell.
+    /// The plugin could not assign too many accesses to a tier.
     #[error(
         "{strays} of {misses} cache misses fell in no memory tier, so that its figures mean \
          nothing; set DEMETER_QEMU to another QEMU, 7.2 and 10.0 are known to work"
     )]
     Strays {
-        /// Cache misses that fell in no tier.
+        /// Cache misses outside both tiers.
         strays: u64,
-        /// All of them.
+        /// All cache misses.
         misses: u64,
     },
-    /// The person asked us to stop.
+    /// The user asked to stop.
     #[error("interrupted")]
     Interrupted,
 }

@@ -1,9 +1,8 @@
 //! The lab: real VMs with two emulated memory tiers, and the workloads that run in them.
 //!
-//! [`run()`] takes a scenario, boots a VM for each of its systems ([`Lab`]) and makes one result
-//! of what they report ([`link`]). What happens in such a VM is in [`inside`], the programs that
-//! are measured there in [`workload`]. [`run_here()`] does the same on this machine's own two nodes. A [`Recorder`] runs a program without a VM and hears of every
-//! access that it makes.
+//! [`run()`] takes a scenario, boots a VM for each of its systems ([`Lab`]) and combines their reports ([`link`]) into
+//! one result. [`inside`] is the part in the VM, and [`workload`] has the measured programs. [`run_here()`] uses this
+//! machine's own two nodes instead. A [`Recorder`] runs a program without a VM and records all its memory accesses.
 
 mod error;
 mod here;

@@ -1,9 +1,8 @@
-//! What a lab VM and its host say to each other.
+//! Protocol between a lab VM and its host.
 //!
-//! The host packs a [`Job`] into the VM's initramfs; the VM answers with one [`VmMessage`] a line,
-//! as JSON, over a virtio-serial port. A VM whose memory is changed from outside waits where its
-//! host has something to do first, until the host sends [`GO`]. Neither side trusts the other:
-//! lines are bounded, and what does not decode is an error, never a guess.
+//! The host packs a [`Job`] into the VM's initramfs. The VM sends one [`VmMessage`] per line, as JSON, over a
+//! virtio-serial port. A VM that must be prepared by its host, such as a resizable one, waits until the host sends
+//! [`GO`]. Neither side trusts the other: lines are bounded, and an invalid line is an error.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
@@ -19,19 +18,19 @@ use crate::workload::Rate;
 /// Name of the virtio-serial port.
 pub const PORT_NAME: &str = "org.demeter.lab";
 
-/// How the line on the console begins that says why a VM could not even open its link.
+/// Prefix of the console line that explains a failure without a link.
 pub const LAST_WORDS: &str = "lab-init: ";
 
-/// Where the VM finds its [`Job`].
+/// Path of the [`Job`] in the VM.
 pub const JOB_PATH: &str = "/etc/demeter/job.json";
 
-/// Where the VM finds the agent's configuration.
+/// Path of the agent's configuration in the VM.
 pub const AGENT_CONFIG_PATH: &str = "/etc/demeter/demeter.toml";
 
-/// Where a host finds its controller's configuration.
+/// Path of the controller's configuration in a host.
 pub const HOST_CONFIG_PATH: &str = "/etc/demeter/host.toml";
 
-/// Where a host has the memory of guests with balloons, as files without a name.
+/// Folder for guests' memory in a host, if they have balloons. The memory is in unnamed files.
 pub const GUESTS_MEMORY_DIR: &str = "/run/guests";
 
 /// The controller's socket in a host.
@@ -40,81 +39,81 @@ pub const HOST_SOCKET_PATH: &str = "/run/demeter/host.sock";
 /// The agent's socket in the VM.
 pub const AGENT_SOCKET_PATH: &str = "/run/demeter/guest.sock";
 
-/// Where the agent records in the VM, if it does.
+/// Path of the agent's recording in the VM.
 pub const AGENT_RECORDING_PATH: &str = "/run/demeter/agent.rec";
 
-/// What lets a VM go on that waits.
+/// Order that lets a waiting VM continue.
 pub const GO: &str = "go";
 
-/// What makes a VM that runs rounds kill its agent.
+/// Order to kill the agent, for a VM that runs rounds.
 pub const KILL_AGENT: &str = "kill-agent";
 
-/// Where the VM finds the kernel modules that it loads first.
+/// Folder of the kernel modules that the VM loads first.
 pub const MODULES_DIR: &str = "/lib/modules";
 
-/// Where those are that the kernel needs for the link itself.
+/// Folder of the kernel modules that the link itself needs.
 pub const EARLY_MODULES_DIR: &str = "/lib/modules-early";
 
 /// Longest line on the link, bytes.
 pub const LINE_MAX_BYTES: usize = 256 * 1024;
 
-/// What one VM is for.
+/// The job of one VM.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Job {
-    /// The system that manages memory in this VM, and how it is set up.
+    /// The system that manages memory in this VM, and its settings.
     pub settings: Settings,
     /// The scenario that it runs.
     pub scenario: Scenario,
-    /// What changes its memory from outside. It then waits for [`GO`] after [`VmMessage::Booted`]
-    /// and after [`VmMessage::Start`].
+    /// The mechanism that resizes its memory. With one, it waits for [`GO`] after [`VmMessage::Booted`] and after
+    /// [`VmMessage::Start`].
     #[serde(default)]
     pub provisioner: Option<ProvisionerKind>,
-    /// Whether the VM runs the workload again and again, to survive what is done to it; it then
-    /// waits for nothing and answers [`KILL_AGENT`].
+    /// Whether the VM runs the workload endlessly, to survive disruptions. It then waits for nothing and obeys
+    /// [`KILL_AGENT`].
     #[serde(default)]
     pub rounds: bool,
-    /// What to start, where the workload is made of programs.
+    /// The programs to start, if the workload consists of programs.
     #[serde(default)]
     pub launches: Vec<Launch>,
-    /// Where the VM stands.
+    /// The VM's level of nesting.
     #[serde(default)]
     pub level: Level,
 }
 
-/// Where a job's VM stands.
+/// A VM's level of nesting.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
 pub enum Level {
-    /// On the emulator, and the workload runs in it.
+    /// On the emulator, running the workload.
     #[default]
     Alone,
-    /// On the emulator, as the host of guests in which the workload runs.
+    /// On the emulator, as the host of guests that run the workload.
     Host {
         /// The guests.
         guests: Vec<GuestStart>,
-        /// By what the controller divides fast memory in the timed phase, where guests have balloons.
+        /// The controller's policy for fast memory in the timed phase, if guests have balloons.
         policy: Option<Policy>,
     },
-    /// In such a host, which sends [`GO`] after [`VmMessage::Filled`] and [`VmMessage::Start`]. It sees nothing of the
+    /// In such a host, which sends [`GO`] after [`VmMessage::Filled`] and [`VmMessage::Start`]. It does not see the
     /// emulator's plugin.
     Guest {
-        /// Whether it has a node of each of the host's tiers, or one only.
+        /// Whether it has a node of each of the host's tiers, not just one.
         is_tiered: bool,
     },
 }
 
-/// How a host starts a guest.
+/// Start parameters of a host's guest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GuestStart {
     /// Its name, also in results.
     pub name: String,
-    /// What starts it; its standard input and output are its link.
+    /// Its start command; standard input and output are its link.
     pub command: Vec<String>,
-    /// Whether it is given the sampling unit of the host's own emulator, which has one reader.
+    /// Whether it gets the sampling unit of the host's emulator, which supports one reader.
     pub has_unit: bool,
-    /// The size of each of its nodes that has memory, bytes: its emulator maps each as one range of that length.
+    /// Size in bytes of each of its nodes that has memory. Its emulator maps each as one range of that size.
     pub node_bytes: Vec<u64>,
 }
 
@@ -125,32 +124,32 @@ impl Level {
     }
 }
 
-/// One line from the VM.
+/// One report from the VM.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "report", rename_all = "lowercase")]
 pub enum VmMessage {
-    /// The VM is up.
+    /// The VM has booted.
     Booted {
         /// The kernel's release.
         kernel: String,
-        /// Memory that programs can still take from the fast node, MiB.
+        /// Memory that programs can still allocate from the fast node, MiB.
         fast_free_mib: u64,
-        /// The same for the slow node.
+        /// Memory that programs can still allocate from the slow node, MiB.
         slow_free_mib: u64,
     },
-    /// The VM's memory was changed from outside before anything ran in it.
+    /// The VM's memory was resized before its workload started.
     Sized {
-        /// Memory that programs can now take from the fast node, MiB.
+        /// Memory that programs can now allocate from the fast node, MiB.
         fast_free_mib: u64,
-        /// The same for the slow node.
+        /// Memory that programs can now allocate from the slow node, MiB.
         slow_free_mib: u64,
     },
-    /// The workload in a host's guest has filled its memory. The guest waits for [`GO`] before anything is
-    /// switched on: the host makes slow memory slow meanwhile. Nobody but the host hears of it.
+    /// The workload in a host's guest has populated its memory. The guest waits for [`GO`] before its system is
+    /// started; the host enables the slow memory delay meanwhile. The host does not forward this report.
     Filled,
-    /// The workload has filled its memory; the timed phase begins.
+    /// The workload has populated its memory; the timed phase begins.
     Start {
-        /// Share of the hot set in fast memory, 0 to 1; none where nobody knows the hot set.
+        /// Share of the hot set in fast memory, 0 to 1; none if the hot set is unknown.
         #[serde(default)]
         hot_in_fast: Option<f64>,
         /// Counters just before the timed phase.
@@ -158,7 +157,7 @@ pub enum VmMessage {
     },
     /// An interval of the timed phase has passed.
     Interval(Interval),
-    /// The workload moved its hot set; `hot_in_fast` speaks of the new one from here on.
+    /// The workload moved its hot set; from now on `hot_in_fast` refers to the new one.
     Shift {
         /// Seconds into the timed phase.
         t_s: f64,
@@ -167,29 +166,29 @@ pub enum VmMessage {
     Done {
         /// Its length, seconds.
         t_s: f64,
-        /// What the workload says of the whole phase.
+        /// The workload's speed over the whole phase.
         rate: Option<Rate>,
-        /// The programs' figures, where the workload is made of programs.
+        /// The programs' figures, if the workload consists of programs.
         #[serde(default)]
         programs: Vec<ProgramFigure>,
         /// Counters at its end.
         totals: Totals,
     },
-    /// The workload has checked its data.
+    /// The workload has verified its data.
     Verified {
         /// Words checked.
         words: u64,
         /// Words found wrong.
         errors: u64,
     },
-    /// What the agent and the kernel use, after a round.
+    /// Resource usage of the agent and the kernel, after a round.
     Uses {
         /// The agent.
         agent: Uses,
-        /// The kernel's own memory that it cannot give back, KiB.
+        /// The kernel's own unreclaimable memory, KiB.
         kernel_kib: u64,
     },
-    /// What a program has printed last.
+    /// The last output of a program.
     Program(ProgramLog),
     /// The last lines of the agent's log.
     AgentLog {
@@ -201,13 +200,12 @@ pub enum VmMessage {
         /// In hexadecimal digits, see [`to_hex`].
         hex: String,
     },
-    /// The job went wrong; nothing follows but [`VmMessage::AgentLog`], [`VmMessage::AgentRecording`] and
-    /// [`VmMessage::Program`].
+    /// The job failed. Only [`VmMessage::AgentLog`], [`VmMessage::AgentRecording`] and [`VmMessage::Program`] follow.
     Failed {
-        /// What, in one line.
+        /// The error, in one line.
         what: String,
     },
-    /// The job went well; the VM powers off.
+    /// The job succeeded; the VM powers off.
     Finished,
 }
 
@@ -216,48 +214,47 @@ pub enum VmMessage {
 pub struct Interval {
     /// Its end, seconds into the timed phase.
     pub t_s: f64,
-    /// How fast the workload went.
+    /// Speed of the workload.
     pub rate: Option<Rate>,
-    /// The programs' figures, where the workload is made of programs.
+    /// The programs' figures, if the workload consists of programs.
     #[serde(default)]
     pub programs: Vec<ProgramFigure>,
-    /// Share of the hot set in fast memory at its end, 0 to 1; none where nobody knows the hot
-    /// set.
+    /// Share of the hot set in fast memory at its end, 0 to 1; none if the hot set is unknown.
     #[serde(default)]
     pub hot_in_fast: Option<f64>,
     /// Counters at its end.
     pub totals: Totals,
 }
 
-/// What one program was measured to do.
+/// A measured figure of one program.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ProgramFigure {
     /// Its name.
     pub name: String,
     /// The unit.
     pub unit: String,
-    /// The figure; none where there was nothing to make it of.
+    /// The figure; none if there is no data for it.
     pub value: Option<f64>,
-    /// Whether it is how long the program took to its end, in seconds, and no speed.
+    /// Whether it is the program's run time in seconds, not a speed.
     #[serde(default)]
     pub is_elapsed: bool,
-    /// Fast memory that its cgroup holds, bytes, where it has one.
+    /// Fast memory in its cgroup, bytes, if it has one.
     #[serde(default)]
     pub fast_bytes: Option<u64>,
 }
 
-/// What one program has printed last.
+/// The last output of one program.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ProgramLog {
     /// Its name.
     pub name: String,
     /// The lines.
     pub text: String,
-    /// Whether the job went wrong because of this program.
+    /// Whether this program is the reason that the job failed.
     pub is_why: bool,
 }
 
-/// Counters since boot; only their differences mean something.
+/// Counters since boot; only differences are meaningful.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Totals {
     /// System time of the whole VM, interrupts included, CPU seconds.
@@ -266,18 +263,18 @@ pub struct Totals {
     pub cpu_s: BTreeMap<String, f64>,
     /// Counters of /proc/vmstat, by name, and KVM's, as `kvm_NAME`.
     pub vmstat: BTreeMap<String, u64>,
-    /// Bytes moved from slow to fast memory, where somebody counts them.
+    /// Bytes moved from slow to fast memory, if counted.
     pub promoted_bytes: Option<u64>,
-    /// Bytes moved from fast to slow memory, likewise.
+    /// Bytes moved from fast to slow memory, if counted.
     pub demoted_bytes: Option<u64>,
-    /// Time in which the host ran something else than this VM's CPUs, all together, seconds. The
-    /// VM does not know; its host puts it in.
+    /// Seconds in which the host did not run this VM's CPUs, summed over all CPUs. The VM cannot know this; its host
+    /// fills it in.
     #[serde(default)]
     pub lag_s: f64,
 }
 
 impl Totals {
-    /// Those of two VMs together.
+    /// The sum of two VMs' counters.
     #[must_use]
     pub(crate) fn plus(mut self, other: Self) -> Self {
         let sum = |a: Option<u64>, b: Option<u64>| a?.checked_add(b?);
@@ -297,7 +294,7 @@ impl Totals {
 }
 
 impl VmMessage {
-    /// The counters in it, if it has any.
+    /// Its counters, if it has any.
     pub(crate) fn totals_mut(&mut self) -> Option<&mut Totals> {
         match self {
             Self::Start { totals, .. } | Self::Done { totals, .. } => Some(totals),
@@ -307,14 +304,14 @@ impl VmMessage {
     }
 }
 
-/// Bytes as hexadecimal digits, two for each.
+/// Converts bytes to hexadecimal digits, two for each byte.
 pub fn to_hex(bytes: &[u8]) -> String {
     let digit = |nibble: u8| char::from_digit(nibble.into(), 16).unwrap_or_default();
     let digits = |byte: &u8| [digit(byte >> 4), digit(byte & 15)];
     bytes.iter().flat_map(digits).collect()
 }
 
-/// The bytes of hexadecimal digits; `None` if they are something else.
+/// Converts hexadecimal digits to bytes; `None` if invalid.
 pub fn from_hex(hex: &str) -> Option<Vec<u8>> {
     let digit = |digit: u8| char::from(digit).to_digit(16);
     let byte = |pair: &[u8]| match pair {
@@ -326,7 +323,7 @@ pub fn from_hex(hex: &str) -> Option<Vec<u8>> {
 
 /// Splits a byte stream into lines of at most [`LINE_MAX_BYTES`].
 ///
-/// A source with a read timeout may be asked again: nothing is lost.
+/// After a read timeout it can be called again; no data is lost.
 #[derive(Debug)]
 pub struct LineReader<R> {
     source: R,
@@ -335,7 +332,7 @@ pub struct LineReader<R> {
 }
 
 impl<R> LineReader<R> {
-    /// Where the lines come from.
+    /// The source of the lines.
     pub fn source(&self) -> &R {
         &self.source
     }
@@ -353,7 +350,7 @@ impl<R: Read> LineReader<R> {
 
     /// The next line without its end, or `None` when the source has ended.
     ///
-    /// An unfinished last line is dropped: its writer died over it.
+    /// Drops an unfinished last line, as its writer died while writing it.
     pub fn next_line(&mut self) -> io::Result<Option<String>> {
         loop {
             if let Some(at) = self.pending[self.searched..]
@@ -390,7 +387,7 @@ mod tests {
 
     use super::*;
 
-    /// Hands out its bytes in the given pieces, with a timeout before each.
+    /// Returns its bytes in the given pieces, with a timeout before each.
     struct Dribble {
         bytes: Vec<u8>,
         pieces: Vec<usize>,
@@ -421,7 +418,7 @@ mod tests {
             prop_assert_eq!(from_hex(&other).is_some(), is_hex);
         }
 
-        /// However the bytes arrive, the lines are those that were sent.
+        /// For any fragmentation, the received lines equal those sent.
         #[test]
         fn lines_survive_any_chopping(
             lines in proptest::collection::vec("[a-z]{0,20}", 0..20),

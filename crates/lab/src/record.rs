@@ -1,7 +1,6 @@
-//! Recording a real program: user-mode emulation with a plugin that tells every access.
+//! Records the memory accesses of a real program, by user-mode emulation with a plugin.
 //!
-//! A scenario's program is recorded from when it is ready; what it did before is how it has filled its
-//! memory.
+//! Recording of a scenario's program starts when it is ready. Before that, it populates its memory.
 
 use std::ffi::OsString;
 use std::fs;
@@ -26,43 +25,43 @@ use crate::program::{Heard, Launch, Meter, lock};
 use crate::vm::plugin::trace_plugin;
 use crate::vm::{Finder, Lab, dies_with_this_thread, in_place};
 
-/// Accesses of the plugin's largest message.
+/// Accesses in the plugin's largest message.
 const MESSAGE_ACCESSES_MAX: u32 = 4096;
 const HEADER_BYTES: usize = 16;
-/// The thread of the message that says that the program ended.
+/// Thread number of the message for the end of the program.
 const END: u32 = u32::MAX;
 const STORE: u64 = 1 << 63;
 
-/// The socket's number in the emulator: one that programs do not use by chance.
+/// The socket's descriptor in the emulator; programs rarely use this number.
 const PLUGIN_FD: i32 = 900;
 
-/// Longest time until a program is ready: emulated it is slower by far than it says of itself.
+/// Time limit until a program is ready; under emulation it is far slower.
 const READY_LIMIT: Duration = Duration::from_secs(1800);
 
-/// How often a wait for a program that touches nothing looks whether it may go on.
+/// Interval at which a wait for an idle program checks whether to continue.
 const TICK: Duration = Duration::from_millis(200);
 
-/// What a recording needs of this machine.
+/// Requirements of a recording on this machine.
 #[derive(Debug, Clone)]
 pub struct Recorder {
     /// The user-mode emulator.
     pub qemu: PathBuf,
-    /// Where the compiled plugin is kept, and our own programs are.
+    /// The lab, with its cache for the compiled plugin, and our own programs.
     pub lab: Lab,
 }
 
-/// What one thread of the program did next.
+/// The next actions of one of the program's threads.
 #[derive(Debug, Clone, Copy)]
 pub struct Recorded<'a> {
-    /// Which thread, by the emulator's number.
+    /// The emulator's number of the thread.
     pub thread: u32,
-    /// Instructions that it ran.
+    /// Number of instructions executed.
     pub instructions: u64,
     bytes: &'a [u8],
 }
 
 impl Recorded<'_> {
-    /// What it touched, in order: address, and whether it stored.
+    /// Its accesses in order: address, and whether it is a store.
     pub fn accesses(&self) -> impl Iterator<Item = (GuestVirtAddr, bool)> {
         self.bytes.chunks_exact(8).map(|word| {
             let word = word.iter().rev();
@@ -72,7 +71,7 @@ impl Recorded<'_> {
     }
 }
 
-/// A program that runs under the recorder; it dies with this value.
+/// A program under the recorder. Dropping this kills it.
 #[derive(Debug)]
 pub struct Recording {
     child: Child,
@@ -83,30 +82,30 @@ pub struct Recording {
     began: Instant,
 }
 
-/// What a program does before it is recorded.
+/// The condition that starts the recording.
 #[derive(Debug, Clone, Copy)]
 enum Until {
-    /// Nothing.
+    /// None: recording starts at once.
     Start,
-    /// It prints the line that says that it is ready.
+    /// The program prints its readiness line.
     Line,
-    /// Time passes.
+    /// A time is reached.
     Time(Instant),
 }
 
-/// How a recording ended.
+/// The result of a recording.
 #[derive(Debug)]
 pub struct RecordingEnd {
-    /// How the program did.
+    /// Exit status of the program.
     pub status: ExitStatus,
-    /// What it printed last, as far as that was heard.
+    /// Its last output.
     pub last_lines: String,
-    /// Whether it was ready, and thus recorded.
+    /// Whether it became ready, and was therefore recorded.
     pub was_ready: bool,
 }
 
 impl Recorder {
-    /// The usual places: `DEMETER_QEMU_USER`, else qemu-x86_64, and the lab's cache folder.
+    /// The default paths: `DEMETER_QEMU_USER`, otherwise qemu-x86_64, and the lab's cache folder.
     ///
     /// # Errors
     /// When there is no folder for the cache.
@@ -118,28 +117,28 @@ impl Recorder {
         })
     }
 
-    /// Makes the plugin, in the cache.
+    /// Builds the plugin in the cache.
     ///
     /// # Errors
-    /// [`Error::NoPlugins`] when the emulator loads none; others when it or a C compiler is missing.
+    /// [`Error::NoPlugins`] when the emulator does not support plugins. Others when it or a C compiler is missing.
     pub fn plugin(&self) -> Result<PathBuf, Error> {
         trace_plugin(&self.lab.cache, &self.qemu)
     }
 
-    /// Starts `program`, found as a shell finds it, with our own input and output.
+    /// Starts `program`, searched as a shell does, with our own input and output.
     ///
     /// # Errors
-    /// When the program is missing, the system refuses, or there is no [`Recorder::plugin`].
+    /// When the program is missing, the system refuses, or [`Recorder::plugin`] fails.
     pub fn start(&self, program: &Path, args: &[OsString]) -> Result<Recording, Error> {
         let mut command = Command::new(&self.qemu);
         let heard = Heard::new(None, None, Meter::default());
         self.spawn(&mut command, &find(program)?, args, Until::Start, heard)
     }
 
-    /// The one program of a scenario, as it would be started on this machine. It works in `folder`.
+    /// The only program of a scenario, with its start parameters for this machine. It runs in `folder`.
     ///
     /// # Errors
-    /// [`Error::Unfit`] where more than one program would have to be recorded; others as in a run.
+    /// [`Error::Unfit`] if more than one program would have to be recorded; others as in a run.
     pub fn launch(
         &self,
         scenario: &Scenario,
@@ -172,8 +171,8 @@ impl Recorder {
             .ok_or_else(|| refuse("the scenario has no program".into()))
     }
 
-    /// Where a trace of a scenario's program is kept: another file once the program, its data, its
-    /// arguments or the scenario's seed are others.
+    /// Path of a cached trace of a scenario's program. It depends on the program, its data, its arguments and the
+    /// scenario's seed.
     ///
     /// # Errors
     /// When one of the files cannot be read.
@@ -194,8 +193,7 @@ impl Recorder {
         Ok(self.lab.cache.join(name))
     }
 
-    /// Starts a scenario's program; it is recorded from when it is ready. What it prints is heard, and
-    /// shown nowhere.
+    /// Starts a scenario's program. Recording starts when it is ready. Its output is parsed but not shown.
     ///
     /// # Errors
     /// As [`Recorder::start`].
@@ -225,14 +223,14 @@ impl Recorder {
         let args: Vec<OsString> = launch.args.iter().map(OsString::from).collect();
         let heard = Heard::new(line, None, Meter::default());
         let recording = self.spawn(&mut command, &launch.file, &args, until, heard)?;
-        // `command` still holds the pipe's other end.
+        // `command` still holds the other end of the pipe.
         drop(command);
         let heard = Arc::clone(&recording.heard);
         std::thread::spawn(move || listen(output, &heard));
         Ok(recording)
     }
 
-    /// Starts `file` by `command`, which is the emulator and has its environment already.
+    /// Starts `file` with `command`, which is the emulator with its environment set.
     fn spawn(
         &self,
         command: &mut Command,
@@ -274,12 +272,11 @@ impl Recorder {
 }
 
 impl Recording {
-    /// Hands `on_recorded` what each thread did, as it comes, until the program ends, `on_recorded`
-    /// breaks, or `stop` is set; both end it. Returns how it ended.
+    /// Passes each thread's actions to `on_recorded` until the program exits. It ends the program if `on_recorded`
+    /// breaks or `stop` is set. Returns the result.
     ///
     /// # Errors
-    /// When the emulator ends without having recorded, or its messages make no sense, and
-    /// [`Error::Interrupted`].
+    /// When the emulator exits without recording, or its messages are invalid; [`Error::Interrupted`] after a stop.
     pub fn run(
         mut self,
         stop: &AtomicBool,
@@ -321,7 +318,7 @@ impl Recording {
                 bytes: &self.bytes,
             };
             if on_recorded(recorded).is_break() {
-                // It fails only when the program has ended already, which is as well.
+                // It fails only if the program has exited already.
                 let _ = self.child.kill();
                 break;
             }
@@ -346,7 +343,7 @@ impl Recording {
 }
 
 impl Recording {
-    /// Whether the program has filled its memory, as far as its scenario says how to tell.
+    /// Whether the program has populated its memory, by its scenario's condition.
     fn is_ready(&self) -> Result<bool, Error> {
         let is_ready = match self.until {
             Until::Start => true,
@@ -359,14 +356,14 @@ impl Recording {
                     "the program was not ready within {} s of recording",
                     READY_LIMIT.as_secs()
                 ),
-                hint: "give it less to do before".into(),
+                hint: "reduce its work before that".into(),
             });
         }
         Ok(is_ready)
     }
 }
 
-/// Hears what a program prints, up to its end.
+/// Parses a program's output up to its end.
 fn listen(mut output: impl Read, heard: &Mutex<Heard>) {
     let mut bytes = [0; 4096];
     loop {
@@ -382,13 +379,13 @@ fn listen(mut output: impl Read, heard: &Mutex<Heard>) {
 
 impl Drop for Recording {
     fn drop(&mut self) {
-        // Both fail only when it has ended already, which is as well.
+        // Both fail only if it has exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Fills `bytes`; false when the program ended instead, perhaps amid a message.
+/// Fills `bytes`; returns false if the program exited, possibly within a message.
 fn read(messages: &mut impl Read, bytes: &mut [u8], stop: &AtomicBool) -> Result<bool, Error> {
     let mut filled = 0;
     while filled < bytes.len() {
@@ -415,7 +412,7 @@ fn u32_of(bytes: &[u8]) -> u32 {
     bytes.fold(0, |number, &byte| number << 8 | u32::from(byte))
 }
 
-/// The file that a shell would run: a name without a slash is looked for in `PATH`.
+/// The file that a shell would run: a name without a slash is searched in `PATH`.
 fn find(program: &Path) -> Result<PathBuf, Error> {
     let missing = || Error::Missing {
         what: format!("there is no program {}", program.display()),

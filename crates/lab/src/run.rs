@@ -1,4 +1,4 @@
-//! A scenario in the lab: one VM, or several side by side, for each system; one result for all.
+//! Runs a scenario in the lab: one or several VMs for each system, and one result.
 
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::panic::resume_unwind;
@@ -17,23 +17,23 @@ use crate::provision;
 use crate::timeline::VmTimeline;
 use crate::vm::{Lab, run_name};
 
-/// Most virtual CPUs: what the plugin's shared page has rings for.
+/// Maximum virtual CPUs: the number of rings in the plugin's shared page.
 const VCPUS_MAX: u32 = 16;
 
-/// How often each system runs, and beside how many others.
+/// Repetitions and parallelism of systems.
 #[derive(Debug, Clone, Copy)]
 pub struct Repetition {
-    /// Runs of each, with a seed each; the one in the middle counts.
+    /// Runs of each system, each with its own seed; the median run counts.
     pub repeat: NonZeroU32,
-    /// How often a run is made again that the host disturbed.
+    /// Maximum number of repeats for a run that the host disturbed.
     pub retries: u32,
-    /// Systems that run at the same time: they take from each other what the host has, but what the host does
-    /// meanwhile slows all of them alike.
+    /// Number of systems that run in parallel. They compete for the host's resources, but are slowed equally by other
+    /// load on the host.
     pub at_once: NonZeroUsize,
 }
 
 impl Default for Repetition {
-    /// Once, one after the other.
+    /// One run of each system, one at a time.
     fn default() -> Self {
         Self {
             repeat: NonZeroU32::MIN,
@@ -43,28 +43,28 @@ impl Default for Repetition {
     }
 }
 
-/// A run, perhaps one that ended early.
+/// Results of a run, possibly incomplete.
 #[derive(Debug)]
 pub struct LabRun {
-    /// What was measured: every system of the scenario, or those before the one that failed.
+    /// Results of all systems, or of those before a failure.
     pub result: RunResult,
-    /// Why it ended early, if it did.
+    /// The error, if the run ended early.
     pub ended: Result<(), Error>,
 }
 
 impl LabRun {
-    /// The result if every system ran.
+    /// The result, if all systems ran.
     pub fn whole(self) -> Result<RunResult, Error> {
         self.ended.map(|()| self.result)
     }
 }
 
-/// Runs every system of the scenario, one after the other, because VMs side by side would
-/// measure each other, unless the scenario or `repetition` wants them so. A system that fails ends the run; what
-/// was measured before it, or runs beside it, stays.
+/// Runs every system of the scenario. Systems run one at a time, because parallel VMs disturb each other, unless the
+/// scenario or `repetition` requests parallel runs. A system that fails ends the run; earlier and parallel results are
+/// kept.
 ///
-/// `progress` sees each report as it comes, and whose it is. Once `stop` is set the running VMs are
-/// killed and the run ends with [`Error::Interrupted`]. What only the simulator knows is refused.
+/// `progress` receives each report and the name of its run. When `stop` is set, running VMs are killed and the run ends
+/// with [`Error::Interrupted`]. Features of the simulator alone are refused.
 pub fn run(
     scenario: &Scenario,
     repetition: Repetition,
@@ -88,12 +88,12 @@ pub fn run(
     finished(scenario, "lab", systems, ended)
 }
 
-/// The same on this machine's own two nodes, without a VM: its CPUs, its memory, its kernel, whose
-/// settings are as before at the end. Of `lab` it takes the folders.
+/// Runs a scenario on this machine's own two nodes, without a VM. The kernel's settings are restored at the end. Only
+/// the folders of `lab` are used.
 ///
 /// # Errors
-/// What only VMs or the simulator can do is refused, and so is a machine without two tiers, with too
-/// little free memory, or that an agent manages already.
+/// Scenarios that need VMs or the simulator are refused. So is a machine without two tiers, with too little free
+/// memory, or with a running agent.
 pub fn run_here(
     scenario: &Scenario,
     lab: &Lab,
@@ -102,7 +102,7 @@ pub fn run_here(
 ) -> LabRun {
     let mut systems = vec![];
     let ended = Here::new(scenario, lab, stop).and_then(|here| {
-        // The knobs of rivals are not among the settings that this machine lends.
+        // Settings of rivals cannot be restored on this machine, so they are left out.
         let as_it_is = Scenario {
             settings: vec![],
             ..scenario.clone()
@@ -134,7 +134,7 @@ fn finished(
     LabRun { result, ended }
 }
 
-/// What only the simulator knows cannot run in a VM.
+/// Refuses scenarios that only the simulator can run.
 fn refuse_the_simulated(scenario: &Scenario) -> Result<(), Error> {
     let place = scenario.machine.place.in_lab();
     if let Some(system) = scenario.systems.iter().find(|s| !s.runs_on(place)) {
@@ -155,25 +155,24 @@ fn refuse_the_simulated(scenario: &Scenario) -> Result<(), Error> {
     Ok(())
 }
 
-/// Sees each report as it comes, and the name of its run.
+/// Receives each report and the name of its run.
 pub type Progress<'a> = dyn FnMut(&str, &VmMessage) + Send + 'a;
 
-/// Takes the reports of a run.
+/// Receives the reports of a run.
 type Say<'a> = dyn FnMut(VmMessage) -> Result<(), VmFault> + 'a;
 
-/// Makes one run of a scenario.
+/// Runs a scenario once.
 type Measure<'a> = dyn Fn(&Scenario, &Settings, &mut Say<'_>) -> Result<(), Error> + Sync + 'a;
 
 /// A system's runs under one of its settings.
 struct Runs {
     settings: Settings,
-    /// One of each round.
+    /// One result per round.
     results: Vec<SystemResult>,
 }
 
-/// One run for each system, settings and round. A round has each of them once, so that a machine
-/// that changes its speed meanwhile changes it for all. What was measured is in `results` even when
-/// one fails.
+/// Runs each system and setting once per round. If the machine's speed changes, it then changes for all of them.
+/// `results` has all measurements, even if a run fails.
 fn run_systems(
     scenario: &Scenario,
     repetition: Repetition,
@@ -210,7 +209,7 @@ fn run_systems(
     ended
 }
 
-/// One more run of each, all at the same time. All have ended when it returns; of those that failed the first is told.
+/// Runs each of them once, in parallel. Returns after all have ended, with the first error, if any.
 fn run_side_by_side(
     beside: &mut [Runs],
     run: &(dyn Fn(&Settings) -> Result<SystemResult, Error> + Sync),
@@ -231,7 +230,7 @@ fn run_side_by_side(
     })
 }
 
-/// Cores that this process may use; all there could be where the system does not say.
+/// Number of cores for this process; the maximum if the system does not report it.
 fn host_cores() -> usize {
     std::thread::available_parallelism().map_or(usize::MAX, usize::from)
 }
@@ -245,8 +244,7 @@ impl Runs {
     }
 }
 
-/// One run, and while the host disturbs it more of them, up to `retries`: the least disturbed
-/// counts.
+/// Runs once, and again up to `retries` times while the host disturbs the run. Returns the least disturbed result.
 fn run_quietly(
     scenario: &Scenario,
     settings: &Settings,

@@ -1,4 +1,4 @@
-//! From what a VM reported to the timeline of its run.
+//! Converts a VM's reports to the timeline of its run.
 
 use demeter_outcome::{Meter, Moment, OTHER_SYSTEM, SystemResult, Timeline, Unit, Work};
 
@@ -6,13 +6,13 @@ use crate::error::VmFault;
 use crate::link::{ProgramFigure, Totals, VmMessage};
 use crate::workload::Rate;
 
-/// More intervals than any workload reports, which has one a second.
+/// Maximum number of intervals; no workload reports as many, with one per second.
 const INTERVALS_MAX: usize = 10_000;
 
-/// An interval's end is measured: half a tenth of a second does not count as late.
+/// Tolerance of an interval's measured end: 0.05 s.
 const SLACK_PS: u64 = 50_000_000_000;
 
-/// What one VM has reported so far.
+/// The reports of one VM so far.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct VmTimeline {
     vcpus: u32,
@@ -22,7 +22,7 @@ pub struct VmTimeline {
 }
 
 impl VmTimeline {
-    /// That of a VM with so many CPUs.
+    /// An empty timeline of a VM with this many CPUs.
     pub fn new(vcpus: u32) -> Self {
         Self {
             vcpus,
@@ -30,7 +30,7 @@ impl VmTimeline {
         }
     }
 
-    /// Takes the next report. Reports that nothing is computed from are passed over.
+    /// Adds the next report. Ignores reports without figures.
     pub fn add(&mut self, report: VmMessage) -> Result<(), VmFault> {
         let vcpus = f64::from(self.vcpus.max(1));
         let moment = |at_ps, work, hot_in_fast, mut totals: Totals| {
@@ -76,13 +76,13 @@ impl VmTimeline {
             } => {
                 let at_ps = picoseconds(t_s);
                 let readings = readings(rate, programs);
-                // It is the end of the last interval, and counted to the last operation.
+                // It marks the end of the last interval, and its count includes the last operation.
                 if let [.., before, last] = &mut moments[..] {
                     let mut work = std::mem::take(&mut last.work);
                     for (i, (work, reading)) in work.iter_mut().zip(&readings).enumerate() {
                         if reading.value.is_some() {
                             let all = reading.work(Work::default(), at_ps);
-                            // Rates are rounded: a program that was idle has not undone any work.
+                            // Rates are rounded, but work never decreases, even if a program was idle.
                             let least = before.work.get(i).map_or(0.0, |work| work.done);
                             let done = all.done.max(least);
                             *work = Work { done, ..all };
@@ -110,7 +110,7 @@ impl VmTimeline {
         Ok(())
     }
 
-    /// What the system called `name` did; nothing when a report that a result is made of is missing.
+    /// Results of the system called `name`; none if a required report is missing.
     pub fn summarise(&self, name: &str) -> Option<SystemResult> {
         let result = self.timeline.summarise(name).filter(|_| self.is_done)?;
         Some(SystemResult {
@@ -120,7 +120,7 @@ impl VmTimeline {
     }
 }
 
-/// The VM's state, as it has counted since its boot.
+/// The VM's state, from counters since boot.
 fn moment(at_ps: u64, work: Vec<Work>, hot_in_fast: Option<f64>, totals: Totals) -> Moment {
     let causes = totals.cpu_s.iter();
     let system = causes.filter(|(cause, _)| !cause.ends_with("_user"));
@@ -143,22 +143,22 @@ fn moment(at_ps: u64, work: Vec<Work>, hot_in_fast: Option<f64>, totals: Totals)
     }
 }
 
-/// What is no time is none.
+/// Converts seconds to picoseconds; an invalid time becomes zero.
 fn picoseconds(s: f64) -> u64 {
     (s * 1e12).round() as u64
 }
 
-/// What one workload was measured to do, in an interval or in all of them.
+/// Measured work of one workload, in an interval or in total.
 struct Reading {
     name: String,
     unit: Unit,
     value: Option<f64>,
-    /// Whether it is how long all of the work took, and no speed.
+    /// Whether it is the duration of all the work, not a speed.
     is_elapsed: bool,
     fast_bytes: Option<u64>,
 }
 
-/// Of our own programs what they say together, which has no name; then the figures of each of several.
+/// For our own programs, their joint unnamed figure; for other programs, one figure each.
 fn readings(rate: Option<Rate>, programs: Vec<ProgramFigure>) -> Vec<Reading> {
     let own = rate.map(|rate| Reading {
         name: String::new(),
@@ -178,7 +178,7 @@ fn readings(rate: Option<Rate>, programs: Vec<ProgramFigure>) -> Vec<Reading> {
 }
 
 impl Reading {
-    /// The work so far, after `length_ps` more. Time of which nothing is known does not count.
+    /// Total work after `length_ps` more. Time without data does not count.
     fn work(&self, before: Work, length_ps: u64) -> Work {
         self.value.map_or(before, |value| Work {
             done: before.done + self.unit.done(value, length_ps as f64),
@@ -262,7 +262,7 @@ mod tests {
         near(result.mean(), 21.0 / 9.0);
         near(result.steady(), 4.0);
         assert_eq!(result.speed.as_ref().unwrap().unit, Unit::MOPS);
-        // All of the VM's system time, whatever it was for, and the agent's user time.
+        // The VM's total system time, for any purpose, and the agent's user time.
         near(result.mgmt_cpu_s, 0.45 + 0.9);
         near(result.mgmt_cpu_steady_s, 0.15 + 0.3);
         assert!((result.cpu_s["kswapd"] - 0.225).abs() < 1e-9);
@@ -278,12 +278,12 @@ mod tests {
         near(result.moved_steady_bytes_per_s, 20.0);
         assert_eq!((result.series.len(), result.series[8].t_s), (9, 9.02));
         near(result.hot_in_fast_final, 0.9);
-        // Of two CPUs: 0.05 s a second together.
+        // Summed over two CPUs: 0.05 s a second.
         near(result.metadata.host_noise, 0.025);
         near(result.metadata.host_noise_steady, 0.025);
     }
 
-    /// The intervals before are told a little longer than they were.
+    /// The earlier intervals are reported slightly too long.
     #[test]
     fn who_is_idle_at_the_end_undoes_nothing() {
         let result = timeline([3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 0.0, 0.0, 0.0]).summarise("none");
@@ -343,7 +343,7 @@ mod tests {
             vec![
                 figure("redis", "requests/s", requests),
                 figure("gcc", "s", seconds),
-                // Seconds for each query, which is a speed.
+                // Seconds per query, which is a speed.
                 figure("sqlite", "s", Some(0.5)),
             ]
         };

@@ -1,22 +1,20 @@
-//! The best settings of a rival for a scenario.
+//! Searches for the best settings of a rival in a scenario.
 //!
-//! Problem: a rival has several knobs, a run takes a minute or two, and no table may show a rival
-//! that a reader could set better.
-//! Approach: one knob after the other, those that matter most first: each of its values is tried
-//! with the best of the knobs before it. That takes the sum of their numbers, not the product.
-//! Properties: what is returned is the best of all that ran; settings that change nothing ran first,
-//! so the result is never worse than those; no run begins that might not end in time.
+//! Problem: a rival has several settings, a run takes a minute or two, and the tables should show each rival at its
+//! best. Approach: one setting at a time, in order of importance. Each of its values is tried with the best values of
+//! the earlier ones. The number of runs is then the sum of the numbers of values, not the product. Properties: the
+//! result is the best of all runs. The default settings run first, so the result is never worse than them. No run
+//! starts that might not end in time.
 
 use std::time::{Duration, Instant};
 
 use demeter_outcome::{SystemResult, best};
 use demeter_scenario::{Settings, System, Thp};
 
-/// What a VM takes besides the timed phase, as long as none has run: booting, filling memory, and
-/// checking it.
+/// Estimated time of a VM besides the timed phase, before the first run: booting, populating and verifying.
 const BESIDES: Duration = Duration::from_secs(45);
 
-/// A value of a knob: what it is called, and what it sets.
+/// A value of a setting: its name, and a function that sets it.
 type Value = (&'static str, fn(&mut Settings));
 
 const HUGE_PAGES: &[Value] = &[
@@ -29,7 +27,7 @@ const WATERMARKS: &[Value] = &[
     ("watermarks 5 %", |s| s.watermark_scale_factor = Some(500)),
 ];
 
-/// The knobs of Linux's tiering, those first that matter most.
+/// Linux's settings, most important first.
 const LINUX: &[&[Value]] = &[
     HUGE_PAGES,
     &[
@@ -48,7 +46,7 @@ const LINUX: &[&[Value]] = &[
     &[("two LRU lists", |s| s.multi_gen_lru = Some(false))],
 ];
 
-/// The knobs of DAMON.
+/// DAMON's settings.
 const DAMON: &[&[Value]] = &[
     HUGE_PAGES,
     &[
@@ -71,19 +69,19 @@ pub struct Search {
     clock: Clock,
 }
 
-/// There is too little time.
+/// Error: the time limit is too short.
 #[derive(Debug, thiserror::Error)]
 #[error("one run takes about {each_s} s: give --time {minutes} or more, or a shorter --duration")]
 pub struct TooLittleTime {
-    /// Seconds that a run takes.
+    /// Seconds per run.
     pub each_s: u64,
-    /// Minutes that suffice for one.
+    /// Minutes needed for one run.
     pub minutes: u64,
 }
 
 impl Search {
-    /// A search among the settings of `rival`, in runs whose timed phase takes so long; it takes no
-    /// longer than `limit`, if there is one. The time begins now.
+    /// A search for settings of `rival`, within `limit` if there is one. Its runs have this timed phase. The time limit
+    /// starts now.
     pub fn new(rival: System, timed_phase: Duration, limit: Option<Duration>) -> Self {
         Self {
             rival,
@@ -92,20 +90,20 @@ impl Search {
         }
     }
 
-    /// What a person is told before anything starts.
+    /// Describes the search to the user before it starts.
     ///
     /// # Errors
-    /// When not even one run fits.
+    /// When not even one run fits into the limit.
     pub fn promise(&self) -> Result<String, TooLittleTime> {
         let all = 1 + self.knobs.iter().map(|values| values.len()).sum::<usize>();
         self.clock.promise(all)
     }
 
-    /// The best settings, and what came of them with all others beside it; nothing where there was no
-    /// result. `run` makes one run.
+    /// Runs the search. Returns the best settings with their result and all others, or none without a result. `run`
+    /// executes one run.
     ///
     /// # Errors
-    /// The first that a run gives.
+    /// The first error of `run`.
     pub fn run<E>(
         mut self,
         run: &mut dyn FnMut(&Settings) -> Result<Option<SystemResult>, E>,
@@ -129,8 +127,8 @@ fn knobs(rival: System) -> &'static [&'static [Value]] {
     }
 }
 
-/// The best settings, and what came of them, with all others beside it; nothing where not even the
-/// first ran. `run` says nothing when there is no time left for it.
+/// Searches for the best settings and returns them with their result and all others, or none if the first run failed.
+/// `run` returns none when no time is left.
 fn search<E>(
     rival: System,
     knobs: &[&[Value]],
@@ -169,12 +167,12 @@ fn best_of<'a>(tried: &'a [Settings], results: &[SystemResult]) -> &'a Settings 
     found.unwrap_or(&tried[0])
 }
 
-/// How long runs take, and how many still fit.
+/// Estimates run times and the number of runs that fit into the limit.
 #[derive(Debug)]
 struct Clock {
     started: Instant,
     run_began: Instant,
-    /// The longest run so far; before the first, what one is thought to take.
+    /// Duration of the longest run; before the first run, an estimate.
     longest: Duration,
     limit: Option<Duration>,
     is_measured: bool,
@@ -192,7 +190,7 @@ impl Clock {
         }
     }
 
-    /// What the person is told before anything starts.
+    /// Describes the search to the user before it starts.
     fn promise(&self, all: usize) -> Result<String, TooLittleTime> {
         let minutes = |time: Duration| time.as_secs_f64() / 60.0;
         let each = self.longest.as_secs();
@@ -215,7 +213,7 @@ impl Clock {
         }
     }
 
-    /// Whether one more run ends in time; it begins now.
+    /// Whether another run ends in time; if so, it starts now.
     fn begins(&mut self) -> bool {
         self.run_began = Instant::now();
         let end = self.started.elapsed() + self.longest;
@@ -243,7 +241,7 @@ mod tests {
 
     use super::*;
 
-    /// A rival that likes small pages and small scans, the latter only with the former.
+    /// A rival that prefers small pages, and small scans only with small pages.
     fn speed(settings: &Settings) -> f64 {
         let is_small = settings.thp == Some(Thp::Never);
         let scans_little = settings.scan_size_mib == Some(64);
@@ -320,7 +318,7 @@ mod tests {
         let mut clock = Clock::new(minute, Some(minute * 3 / 2));
         assert!(clock.begins());
         clock.ended();
-        // A run is now known to take no time at all, but a minute and a half is over at once.
+        // A run is now known to take no time, but the limit of a minute and a half expires at once.
         assert!(clock.begins());
         clock.longest = 2 * minute;
         assert!(!clock.begins());

@@ -1,4 +1,4 @@
-//! What a process uses of a system, as far as it can be seen to grow.
+//! Resource usage of a process, as far as growth is visible.
 
 use std::fs;
 use std::io;
@@ -7,19 +7,19 @@ use std::path::Path;
 use demeter_policy::Pid;
 use serde::{Deserialize, Serialize};
 
-/// What a process uses.
+/// Resource usage of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Uses {
-    /// Memory that it has, KiB (`VmRSS` of proc_pid_status(5)).
+    /// Resident memory, KiB (`VmRSS` of proc_pid_status(5)).
     pub resident_kib: u64,
-    /// Open files.
+    /// Number of open files.
     pub descriptors: u64,
-    /// Threads.
+    /// Number of threads.
     pub threads: u64,
 }
 
 impl Uses {
-    /// Those of a process; `root` is where /proc is below.
+    /// The usage of a process; /proc is below `root`.
     pub fn of(root: &Path, pid: Pid) -> io::Result<Self> {
         let process = root.join(format!("proc/{pid}"));
         let status = fs::read_to_string(process.join("status"))?;
@@ -33,15 +33,15 @@ impl Uses {
     }
 }
 
-/// What a kernel holds for itself and cannot give back, KiB: objects (`SUnreclaim` of
-/// proc_meminfo(5)), memory for each CPU, and what it has mapped.
+/// Unreclaimable memory of the kernel itself, KiB: objects (`SUnreclaim` of proc_meminfo(5)), per-CPU memory, and
+/// vmalloc mappings.
 pub fn kernel_kib(root: &Path) -> io::Result<u64> {
     let meminfo = fs::read_to_string(root.join("proc/meminfo"))?;
     let parts = ["SUnreclaim:", "Percpu:", "VmallocUsed:"].map(|name| figure(&meminfo, name));
     parts.into_iter().sum()
 }
 
-/// The number behind `name`.
+/// The number after `name`.
 fn figure(text: &str, name: &str) -> io::Result<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name));
     line.and_then(|rest| rest.split_whitespace().next()?.parse().ok())
@@ -57,7 +57,7 @@ mod tests {
         let us = || Uses::of(Path::new("/"), Pid(std::process::id())).unwrap();
         let before = us();
         assert!(before.resident_kib > 100 && before.threads > 0);
-        // Other tests open and close some; none so many.
+        // Other tests open and close some files, but fewer than this.
         let files: Vec<_> = (0..200)
             .map(|_| fs::File::open("/dev/null").unwrap())
             .collect();

@@ -1,6 +1,5 @@
-//! Real VMs as domains of a real libvirtd. Outcomes only, never times: this machine may be slow or
-//! shared. Where libvirt is not installed (apt-get install libvirt-daemon libvirt-clients), the tests count as
-//! ignored.
+//! Tests with real VMs as domains of a real libvirtd. They check outcomes, never times, since the machine may be slow
+//! or shared. Without libvirt (apt-get install libvirt-daemon libvirt-clients), the tests count as ignored.
 
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -43,12 +42,12 @@ fn main() {
         Trial::test(name, run).with_ignored_flag(missing.is_some())
     });
     let mut arguments = Arguments::from_args();
-    // A VM at a time.
+    // One VM at a time.
     arguments.test_threads = Some(1);
     libtest_mimic::run(&arguments, trials.into()).exit();
 }
 
-/// Runs a scenario that we ship through libvirt, with changes.
+/// Runs a shipped scenario through libvirt, with changes.
 fn run(scenario: &str, change: impl FnOnce(&mut Scenario)) -> Provisioning {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut scenario = Scenario::load(&root.join("scenarios").join(scenario)).unwrap();
@@ -92,14 +91,14 @@ fn is_sized(by: ProvisionerKind) {
         returned as f64 >= 0.99 * inflated as f64,
         "{returned} of {inflated}"
     );
-    // Whether each was done before the next is a matter of time.
+    // Whether each resize completed before the next depends on timing.
     assert_eq!(provisioning.resizes.len(), 2);
 }
 
-/// Twice, 0.4 and 1.7 s after a change of sizes was asked for; then its VM is killed, then the controller.
+/// Restarts libvirtd twice, 0.4 and 1.7 s after a resize request. Then the VM is killed, and then the controller.
 fn a_libvirtd_that_is_started_anew_loses_nothing() {
     let provisioning = run("crash.toml", |scenario| {
-        // The seed by which this happens.
+        // The seed that produces these events.
         scenario.seed = 15;
         let provision = scenario.provision.as_mut().unwrap();
         provision.crashes = Some(Crashes {

@@ -1,5 +1,5 @@
-//! Emulators that misbehave: each is a shell script in place of QEMU. Whatever it does, the run
-//! says so and leaves nothing behind.
+//! Tests with misbehaving emulators, each a shell script in place of QEMU. For any misbehaviour, the run reports it and
+//! leaves nothing behind.
 
 use std::fs;
 use std::num::{NonZeroU32, NonZeroUsize};
@@ -21,8 +21,8 @@ struct Fake {
 }
 
 impl Fake {
-    /// `body` runs in place of the emulator; `$console` is the console's log, `say TEXT` sends a
-    /// line over the link.
+    /// Runs `body` in place of the emulator. `$console` is the console's log, and `say TEXT` sends a line over the
+    /// link.
     fn new(body: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
@@ -52,7 +52,7 @@ impl Fake {
         let lab = Lab {
             qemu: path("qemu"),
             kernel: Some(path("vmlinuz")),
-            // Shared by all tests: the plugin is compiled once.
+            // Shared by all tests, so that the plugin is compiled once.
             cache: PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("cache"),
             programs: path("programs"),
             keep_logs: Some(path("logs")),
@@ -231,7 +231,7 @@ fn a_stop_kills_the_vm() {
 
 #[test]
 fn figures_of_a_plugin_that_lost_its_way_are_no_result() {
-    // A million misses, and 42 % of them nowhere, of the first vCPU.
+    // A million misses of the first vCPU, 42 % of them outside both tiers.
     let counts = r"'\100\102\17\0\0\0\0\0\240\150\6\0\0\0\0\0'";
     let write =
         format!("printf {counts} | dd of=\"$shared\" bs=8 seek=515 conv=notrunc 2>/dev/null");
@@ -269,7 +269,7 @@ fn an_emulator_that_does_not_load_the_plugin_is_told_before_the_kernel_is_sought
     );
 }
 
-/// What a VM says in which all goes well.
+/// All reports of a successful VM.
 fn full_report() -> String {
     let totals = |system_s: u32| format!(r#"{{"system_s":{system_s},"cpu_s":{{}},"vmstat":{{}}}}"#);
     let lines = [
@@ -300,7 +300,7 @@ fn a_full_report_becomes_a_result() {
     );
     assert_eq!(result.systems[0].mean(), Some(3.0));
     assert_eq!(result.systems[0].verify_errors, Some(0));
-    // A VM that says it has finished without that is not believed.
+    // A VM that finishes without these reports is not accepted.
     let outcome = Fake::new(r#"say '{"report":"finished"}'"#).run();
     assert!(
         matches!(&outcome, Err(Error::Incomplete(run)) if run == "none"),
@@ -370,8 +370,7 @@ fn what_is_missing_is_named_before_anything_starts() {
     assert!(huge.contains("MiB available"), "{huge}");
 }
 
-/// A full report in whose first run the host takes six of the first vCPU's twelve seconds, as the
-/// plugin counts them.
+/// A full report. In its first run, the host takes six of the first vCPU's twelve seconds, by the plugin's counts.
 fn disturbed_once() -> String {
     let report = full_report();
     let (start, rest) = report.split_once('\n').unwrap();
@@ -417,7 +416,7 @@ fn all_systems_run_in_turn_and_a_disturbed_run_is_made_again() {
     }
 }
 
-/// A full report of an emulator that waits until another one runs beside it, for half a minute at most.
+/// A full report of an emulator that waits until another one runs beside it, at most half a minute.
 fn beside_another() -> String {
     format!(
         "touch \"$0.started.$$\"; turns=0\n\

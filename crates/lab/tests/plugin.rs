@@ -1,9 +1,9 @@
-//! The QEMU plugins: they build without a warning, and their own tests in C hold.
+//! Tests the QEMU plugins: they compile without warnings, and their own tests in C pass.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The versions of the interface that differ for us.
+/// The interface versions that make a difference for our code.
 const APIS: [&str; 3] = [
     "-DQEMU_PLUGIN_API=1",
     "-DQEMU_PLUGIN_API=2",

@@ -1,5 +1,5 @@
-//! The recorder on a real program. Needs a qemu-user with plugins (xtask/setup.sh installs the
-//! distribution's); where that has none, the tests count as ignored.
+//! Tests the recorder on a real program. It needs a qemu-user with plugins (xtask/setup.sh installs the
+//! distribution's); without plugins, the tests count as ignored.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -11,7 +11,7 @@ use demeter_lab::{Error, Recorder};
 use demeter_scenario::{Scenario, Workload};
 use libtest_mimic::{Arguments, Trial};
 
-/// Nobody says stop.
+/// A stop flag that is never set.
 static GOES_ON: AtomicBool = AtomicBool::new(false);
 
 fn main() {
@@ -20,7 +20,7 @@ fn main() {
             eprintln!("skipped: {error}");
             false
         }
-        // What else is wrong the tests find out.
+        // The tests detect other errors.
         _ => true,
     };
     let tests: [(&str, fn()); 4] = [
@@ -78,7 +78,7 @@ fn every_word_that_a_program_fills_is_recorded_and_its_threads_apart() {
             ControlFlow::Continue(())
         });
     assert!(status.unwrap().status.success());
-    // The first thread waits for two that work.
+    // The first thread waits for two workers.
     assert_eq!(threads.len(), 3, "{threads:?}");
     assert!(threads.values().all(|&instructions| instructions > 1000));
     let (mut longest, mut run, mut last) = (0, 0, 0);
@@ -162,7 +162,7 @@ fn a_scenarios_program_is_recorded_from_when_it_is_ready() {
     let (kept, _, end) = recorded("");
     assert!(end.status.success() && end.was_ready, "{end:?}");
     assert!(end.last_lines.contains("\"event\":\"done\""), "{end:?}");
-    // Filling a MiB takes a store for each word, and more.
+    // Populating a MiB takes at least a store per word.
     let (kept_ready, accesses, end) = recorded("ready = { line = '\"event\":\"ready\"' }");
     assert!(end.was_ready && accesses > 0, "{end:?}");
     assert_ne!(kept, kept_ready);

@@ -1,8 +1,8 @@
-//! The figures of `shared_page.h`, which readers in other languages repeat.
+//! Checks the numbers of `shared_page.h` that other languages repeat.
 
 use std::collections::HashMap;
 
-/// The header's numeric `#define`s. Those that are expressions are left to the C compiler.
+/// The header's numeric `#define`s, without expressions, which the C compiler evaluates.
 fn defines() -> HashMap<String, u64> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/plugin/shared_page.h");
     let text = std::fs::read_to_string(path).unwrap();

@@ -1,5 +1,5 @@
-//! One real VM: a stock kernel boots, the agent moves the hot set, no data is lost. Outcomes
-//! only, never times: this machine may be slow or shared.
+//! Tests with a real VM: a stock kernel boots, the agent moves the hot set, no data is lost. They check outcomes, never
+//! times, since the machine may be slow or shared.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -10,7 +10,7 @@ use demeter_lab::{Error, Lab, Repetition};
 use demeter_outcome::{RunResult, SystemResult};
 use demeter_scenario::{Scenario, Settings, System, Thp, Workload};
 
-/// One of the scenarios that we ship.
+/// A shipped scenario.
 fn shipped(scenario: &str) -> Scenario {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios");
     Scenario::load(&folder.join(scenario)).unwrap()
@@ -138,7 +138,7 @@ fn the_agent_moves_the_hot_set_and_loses_no_data() {
     );
     assert!(demeter.bytes_promoted.is_some_and(|bytes| bytes > 0));
 
-    // The agent's decisions do not depend on where its engine runs.
+    // The agent's decisions do not depend on the machine that runs its engine.
     let mut recording = Reader::open(&logs.path().join("ci-demeter-agent.rec")).unwrap();
     let replayed = replay(&mut recording, &mut |_| ()).unwrap();
     assert_eq!(replayed.divergence, None);
@@ -166,7 +166,7 @@ fn every_vcpu_is_sampled_and_a_rival_runs_as_it_was_set_up() {
         panic!("{result:?}")
     };
     assert_eq!(linux.settings.as_deref(), Some("small pages"));
-    // kswapd demotes from the first page on that does not fit, so that there is room to promote to.
+    // kswapd demotes from the first page that does not fit, so that promotions find free memory.
     assert!(
         linux.bytes_promoted > Some(0) && linux.counters["pgdemote_kswapd"] > 0,
         "{linux:?}"
@@ -179,13 +179,13 @@ fn every_vcpu_is_sampled_and_a_rival_runs_as_it_was_set_up() {
     }
 }
 
-/// Histories from the host, then agents in the guests. The emulator's virtualization ends some guests, whatever
-/// manages memory: twice at the most.
+/// Tests histories in the host, then agents in the guests. The emulator's virtualization crashes some guests, under any
+/// system: at most twice.
 #[test]
 fn two_guests_share_a_host_with_agents_and_without() {
     let mut by_history = shipped("nested-shares.toml");
     by_history.systems = vec![System::HHistory];
-    // As small as it can be: memory is filled by an emulated machine in an emulated machine.
+    // As small as possible, since nested emulation populates memory slowly.
     by_history.machine.fast.usable_mib = 288;
     by_history.machine.slow.usable_mib = 720;
     let by_balloons = shipped("nested-balloon-shares.toml");
@@ -213,13 +213,13 @@ fn two_guests_share_a_host_with_agents_and_without() {
         });
         let fast_bytes: Vec<f64> = fast_bytes.collect();
         assert!(fast_bytes.iter().all(|&bytes| bytes > 0.0));
-        // Balloons have seen to that before guests filled their memory; histories take longer than this run. What
-        // the larger guest has not used yet is not backed, so that it is less than three times as much.
+        // Balloons divide memory before guests populate it; histories take longer than this run. Untouched memory of
+        // the larger guest has no backing, so the ratio is less than three.
         if system.name != "h-history" {
             let ratio = fast_bytes[0] / fast_bytes[1];
             assert!((2.0..3.3).contains(&ratio), "{ratio}");
         }
-        // Together they do what each does.
+        // The total equals the sum of both guests.
         let sum: f64 = system
             .workloads
             .iter()
@@ -232,7 +232,7 @@ fn two_guests_share_a_host_with_agents_and_without() {
     }
 }
 
-/// Takes two minutes and more for each system: `cargo test -p demeter-lab --test vm -- --ignored a_host`, after `make`.
+/// Takes at least two minutes for each system: `cargo test -p demeter-lab --test vm -- --ignored a_host`, after `make`.
 #[test]
 #[ignore = "nested emulation: minutes, see its comment"]
 fn a_host_has_its_guest_run_the_workload_whoever_tiers() {
@@ -250,8 +250,8 @@ fn a_host_has_its_guest_run_the_workload_whoever_tiers() {
     }
 }
 
-/// Takes a minute and more: `cargo test -p demeter-lab --test vm -- --ignored tenants`, after `make`, on a machine that
-/// does little else: a slow VM accesses so little that its memory does not count as used.
+/// Takes at least a minute: `cargo test -p demeter-lab --test vm -- --ignored tenants`, after `make`. The machine
+/// should be idle: a slow VM accesses so little that its memory counts as unused.
 #[test]
 #[ignore = "a minute on a quiet machine, see its comment"]
 fn tenants_hold_fast_memory_by_weight_and_a_guarantee_is_not_undercut() {

@@ -1,4 +1,4 @@
-//! The workload programs as a person or the lab's runner meets them.
+//! Tests the workload programs as a user or the lab's runner starts them.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -185,7 +185,7 @@ fn programs_that_count_operations_end_with_what_they_counted() {
     }
 }
 
-/// A store that holds what it is given. It answers `garbled` to every get once that is set.
+/// A store that keeps its data. With `garbled`, it returns that value for every get.
 fn redis(garbled: Option<&'static str>) -> u16 {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -195,7 +195,7 @@ fn redis(garbled: Option<&'static str>) -> u16 {
         let mut lines = BufReader::new(stream);
         let mut values = HashMap::new();
         let mut words = vec![];
-        // Keys, words and values alike come without line breaks here: each is a line of its own.
+        // Keys, commands and values have no line breaks here, so each is a line.
         let mut line = vec![];
         while lines
             .read_until(b'\n', &mut line)
@@ -268,7 +268,7 @@ fn kvload_checks_every_value() {
     assert!(String::from_utf8_lossy(&said).contains("cannot connect to the store on port"));
 }
 
-/// A program that holds, and the two ends to talk to it.
+/// A program that waits for a line, and both ends of its pipes.
 struct Held {
     child: Child,
     input: ChildStdin,

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// The model's access loop as one writes it in plain C: the same TLBs, page-walk caches, page tables, caches
-// and tiers, each set a list with the most recent first. What it comes to must be the same to the picosecond.
-// It knows pages of 4 KiB and one VM only, no faults, no segments, no flushes.
+// A plain C version of the model's access loop: equal TLBs, page-walk caches, page tables, caches and tiers. Each set
+// is a list with the most recent entry first. Results must match to the picosecond. It supports pages of 4 KiB and one
+// VM only, without faults, segments and flushes.
 //
-// bare BYTES: takes from standard input a number of accesses and the accesses (address, bit 63 for a store), then
-// one byte for each pass over all of them: bit 0 nested, bit 1 caches. Answers a pass with two numbers: CPU time in
-// nanoseconds and simulated picoseconds. All numbers are 64 bits wide, as this machine has them.
+// Usage: bare BYTES. Standard input has the number of accesses, the accesses (address, bit 63 for a store), and one
+// byte for each pass over all accesses: bit 0 nested, bit 1 caches. Each pass prints two numbers: CPU time in
+// nanoseconds and simulated picoseconds. All numbers have 64 bits, in native byte order.
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -181,7 +181,7 @@ static inline uint64_t fetch(bool caches, uint64_t line, bool stream)
 	return ps;
 }
 
-// Where the next table lies in host memory; the frame of a page, with DIRTY; each reference costs.
+// Returns the host position of the next table, or the frame of a page with DIRTY; charges each reference.
 static inline uint32_t walk(struct tree *t, bool nested, bool caches, uint64_t addr, bool store, uint64_t *ps);
 
 static inline uint32_t open(bool nested, bool caches, uint32_t page, uint64_t *ps)

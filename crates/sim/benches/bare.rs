@@ -1,9 +1,8 @@
-//! The access loop beside the same model in plain C (`bare.c`), which yields the same to the picosecond.
+//! Benchmarks the access loop against the same model in plain C (`bare.c`), which must give equal results.
 //!
-//! `cargo bench -p demeter-sim --bench bare`; words after `--` choose the lines that begin
-//! so. Both run in turn, a pass over all accesses each, so that what else runs on this computer slows both
-//! down. Shown are the medians of the CPU time, and of what one pass of ours takes of the one beside it. It
-//! needs a C compiler, `cc`.
+//! Run `cargo bench -p demeter-sim --bench bare`; words after `--` select the lines that begin with them. Passes of
+//! both versions alternate, so that other load slows both down. The output shows median CPU times, and the median ratio
+//! of paired passes. It needs a C compiler, `cc`.
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -16,10 +15,10 @@ use self::accesses::{ACCESSES, Case};
 
 mod accesses;
 
-/// Passes of each of the two; one more before them is not counted.
+/// Measured passes of each version, after one warm-up pass.
 const PASSES: usize = 21;
 
-/// The models, by the number that `bare.c` knows them by.
+/// The models, indexed by their number in `bare.c`.
 const MODELS: [Model; 4] = [
     Model::Native,
     Model::Nested,
@@ -27,7 +26,7 @@ const MODELS: [Model; 4] = [
     Model::Full,
 ];
 
-/// The program in C, with the accesses of a case.
+/// The C program, with the accesses of a case.
 struct Bare {
     child: Child,
     ask: ChildStdin,
@@ -55,7 +54,7 @@ impl Bare {
         })
     }
 
-    /// One pass: CPU time and simulated picoseconds.
+    /// Runs one pass in C; returns CPU time and simulated picoseconds.
     fn pass(&mut self, model: u8) -> std::io::Result<(Duration, u64)> {
         self.ask.write_all(&[model])?;
         let mut numbers = [[0; 8]; 2];
@@ -72,7 +71,7 @@ impl Bare {
     }
 }
 
-/// One pass of ours: CPU time and simulated picoseconds.
+/// Runs one pass of our model; returns CPU time and simulated picoseconds.
 fn pass(testbed: &mut Testbed, model: Model, case: &Case) -> (Duration, u64) {
     let before = accesses::cpu_time();
     let batches = case.accesses.chunks(BATCH);
@@ -80,7 +79,7 @@ fn pass(testbed: &mut Testbed, model: Model, case: &Case) -> (Duration, u64) {
     (accesses::cpu_time() - before, ps)
 }
 
-/// The one in the middle.
+/// The median.
 fn median(figures: impl Iterator<Item = f64>) -> f64 {
     let mut figures: Vec<f64> = figures.collect();
     figures.sort_by(f64::total_cmp);

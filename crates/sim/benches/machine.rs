@@ -1,6 +1,6 @@
-//! How many accesses a second the model runs, on one core.
+//! Benchmarks the model's access rate on one core.
 //!
-//! `cargo bench -p demeter-sim`; large footprints need some hundred MiB.
+//! Run `cargo bench -p demeter-sim`; large footprints need some hundred MiB.
 
 use std::hint::black_box;
 

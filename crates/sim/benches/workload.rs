@@ -1,6 +1,6 @@
-//! How many accesses a second the workloads yield, on one core: more than the machine can take.
+//! Benchmarks the access rate of workload generators on one core, which must exceed the machine model's.
 //!
-//! `cargo bench -p demeter-sim --bench workload`.
+//! Run `cargo bench -p demeter-sim --bench workload`.
 
 use std::hint::black_box;
 
@@ -10,7 +10,7 @@ use demeter_scenario::{App, Gups, Memlat, Silo, SiloMix, Workload as Kind};
 use demeter_sim::workload::Workload;
 use demeter_sim::{Batch, Program};
 
-/// A small VM of the paper's.
+/// Size of a small VM of the paper.
 const SIZE_MIB: u64 = 14 << 10;
 const BATCHES: usize = 256;
 

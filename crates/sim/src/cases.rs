@@ -1,5 +1,4 @@
-//! All runs of a scenario: its cases, its systems, several seeds; and what follows from them
-//! together.
+//! All runs of a scenario (cases, systems, seeds) and the figures derived from them.
 
 use std::num::NonZeroU32;
 
@@ -10,12 +9,12 @@ use crate::error::SimError;
 use crate::pool::{Event, Job, Limits, run_jobs};
 use crate::provision;
 
-/// Runs all cases and systems of a scenario, each system under each of its settings, with `repeats` seeds: the
-/// scenario's and those that follow it. Of these runs the one in the middle is kept, and then the best settings. `tell` is told how they come on.
-/// The result does not depend on how many run at a time.
+/// Runs all cases and systems of a scenario. Each system runs under each of its settings, with `repeats` seeds. Seeds
+/// count up from the scenario's. Of the repeats, the median run is kept, and of the settings, the best. `tell` receives
+/// progress. The result does not depend on the number of workers.
 ///
 /// # Errors
-/// As [`run_jobs`], or when the scenario's cases cannot be.
+/// As [`run_jobs`], or when the scenario's cases are invalid.
 pub fn run_all(
     scenario: &Scenario,
     repeats: NonZeroU32,
@@ -24,7 +23,7 @@ pub fn run_all(
 ) -> Result<RunResult, SimError> {
     let variants = provision::variants(scenario);
     if variants.len() > 1 {
-        // Before the first of them runs.
+        // Before the first run starts.
         provision::check(scenario)?;
         let mut all = scenario.empty_result("sim");
         for (name, one) in variants {
@@ -79,10 +78,10 @@ pub fn run_all(
     Ok(result)
 }
 
-/// Whether settings are those of a case.
+/// Tells whether settings belong to a case.
 type IsCase<'a> = dyn Fn(&[(String, String)]) -> bool + 'a;
 
-/// A published figure with ours; nothing of ours where its case or system was not run.
+/// A published figure and ours; ours is none if its case or system was not run.
 fn beside_ours(published: &scenario::Published, result: &RunResult) -> Published {
     let of = |system: scenario::System, is_case: &IsCase<'_>| {
         let case = result.cases.iter().find(|c| is_case(&c.settings));
@@ -99,7 +98,7 @@ fn beside_ours(published: &scenario::Published, result: &RunResult) -> Published
             .zip(of(over, &|case| published.is_over(case)))
             .map(|(ours, over)| ours / over),
     };
-    // What the cases have in common is told with the case.
+    // The case label gives the settings that all cases share.
     let others = published.over_case.iter();
     let others = others.filter(|(key, value)| published.case.get(*key) != Some(*value));
     let others: String = others

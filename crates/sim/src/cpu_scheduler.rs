@@ -1,16 +1,16 @@
-//! The host's CPU scheduler: which virtual CPU runs on which core, and for how long.
+//! The host's CPU scheduler, which assigns cores to virtual CPUs.
 //!
 //! # Problem
 //! Virtual CPUs share cores, and their clocks must stay together without a global clock.
 //!
 //! # Approach
-//! A core's time is the clock of the virtual CPU that runs on it. The core whose time is least goes
-//! on, so that all stay together. When a time slice is over, the next virtual CPU in the core's run
-//! queue that wants to run takes the core; the time that it has waited is charged as stolen. While it
-//! waits, others may interrupt it or the manager may run on it: it does that work when it next runs.
+//! A core's time is the clock of the virtual CPU that runs on it. The core with the lowest time goes on, so that all
+//! stay together. After a time slice, the next runnable virtual CPU of the core's run queue takes the core. Its waiting
+//! time is charged as stolen. While it waits, it may be interrupted or receive the manager's work; it does that work
+//! when it next runs.
 //!
 //! # Properties
-//! - The work of a core's virtual CPUs, without idling and waiting, fits into the time that passes.
+//! - The work of a core's virtual CPUs, without idle and wait time, fits into the elapsed time.
 //! - Equal virtual CPUs on a core get equal parts of its time.
 
 use crate::machine::actor::Vcpu;
@@ -19,13 +19,13 @@ use crate::machine::ledger::Cause;
 use crate::program::Program;
 use crate::vm::Vm;
 
-/// How long a virtual CPU may run while others wait (Linux's slice on a large host).
+/// Time slice of a virtual CPU while others wait (Linux's slice on a large host).
 const SLICE_PS: u64 = 3_000_000_000;
 
-/// A virtual CPU: VM and index.
+/// A virtual CPU: VM index and CPU index.
 type Place = (usize, usize);
 
-/// All cores of the host.
+/// The scheduler of all host cores.
 #[derive(Debug)]
 pub(crate) struct CpuScheduler {
     by_core: Vec<RunQueue>,
@@ -34,20 +34,20 @@ pub(crate) struct CpuScheduler {
 /// The virtual CPUs of one core.
 #[derive(Debug, Clone, Default)]
 struct RunQueue {
-    /// They run one after the other, and then from the first again.
+    /// Virtual CPUs in round-robin order.
     ring: Vec<Place>,
-    /// The one that runs, or ran last.
+    /// The virtual CPU that runs or ran last.
     last: usize,
     /// Whether it runs.
     running: bool,
-    /// When its slice is over.
+    /// End of its slice.
     until_ps: u64,
-    /// Since when nobody runs.
+    /// Time since when the core is idle.
     free_ps: u64,
 }
 
 impl CpuScheduler {
-    /// Puts each virtual CPU on the core that its VM names. None runs yet.
+    /// Assigns each virtual CPU to the core that its VM names. None runs yet.
     pub(crate) fn new<P>(cores: usize, vms: &[Vm<P>]) -> Self {
         let mut by_core = vec![RunQueue::default(); cores];
         for (i, vm) in vms.iter().enumerate() {
@@ -58,7 +58,7 @@ impl CpuScheduler {
         Self { by_core }
     }
 
-    /// All cores are free from now on.
+    /// Starts with all cores free at `now_ps`.
     pub(crate) fn start<P>(&mut self, now_ps: u64, vms: &mut [Vm<P>]) {
         for queue in &mut self.by_core {
             queue.free_ps = now_ps;
@@ -69,7 +69,7 @@ impl CpuScheduler {
         }
     }
 
-    /// The virtual CPU that runs next, with its clock; `None` when none wants to run.
+    /// The virtual CPU that runs next, with its clock; `None` if none is runnable.
     pub(crate) fn next<P: Program>(
         &mut self,
         vms: &mut [Vm<P>],
@@ -87,7 +87,7 @@ impl CpuScheduler {
         }
     }
 
-    /// Charges those that wait for a core with the time until `ps`.
+    /// Charges virtual CPUs that wait for a core with the time until `ps`.
     pub(crate) fn wait_until<P: Program>(&self, ps: u64, vms: &mut [Vm<P>]) {
         for queue in &self.by_core {
             for (i, &place) in queue.ring.iter().enumerate() {
@@ -100,7 +100,7 @@ impl CpuScheduler {
 }
 
 impl RunQueue {
-    /// The core's time, or when its next virtual CPU can begin; `None` when none wants to run.
+    /// The core's time, or the start of its next runnable virtual CPU; `None` if none is runnable.
     fn time<P: Program>(&mut self, vms: &mut [Vm<P>]) -> Option<u64> {
         if self.running {
             let place @ (vm, vcpu) = self.ring[self.last];
@@ -114,15 +114,15 @@ impl RunQueue {
         Some(self.free_ps.max(vcpu.clock_ps - vcpu.undone_ps()))
     }
 
-    /// The next virtual CPU in the ring that wants to run; the one that ran last is asked last.
+    /// The next runnable virtual CPU in round-robin order; the current one comes last.
     fn next<P: Program>(&self, vms: &mut [Vm<P>]) -> Option<usize> {
         let count = self.ring.len();
         let mut others = (1..=count).map(|n| (self.last + n) % count);
         others.find(|&i| self.wants(self.ring[i], vms))
     }
 
-    /// Whether a virtual CPU has a thread to run, or work that it was given while it waited. One
-    /// that is alone on its core never waits.
+    /// Whether a virtual CPU has a thread to run, or work that it received while waiting. A virtual CPU alone on its
+    /// core never waits.
     fn wants<P: Program>(&self, place: Place, vms: &mut [Vm<P>]) -> bool {
         let (vm, vcpu) = place;
         vms[vm].is_busy(vcpu) || self.ring.len() > 1 && at(vms, place).undone_ps() > 0
@@ -152,7 +152,7 @@ impl RunQueue {
         }
         self.until_ps = vcpu.clock_ps + SLICE_PS;
         if !vms[vm].is_busy(index) {
-            // The work that it was given is done.
+            // The received work is done.
             self.stop(vms);
         }
     }

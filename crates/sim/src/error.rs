@@ -1,4 +1,4 @@
-//! Why a simulation cannot start or go on.
+//! Errors of the simulator.
 
 use demeter_policy::engine::Misuse;
 
@@ -6,50 +6,50 @@ use crate::guest::OutOfMemory;
 use crate::hypervisor::HostFull;
 use crate::machine::cpu::UnsoundGeometry;
 
-/// Why a simulation cannot start or go on.
+/// An error that prevents or ends a simulation.
 #[derive(Debug, thiserror::Error)]
 pub enum SimError {
-    /// A part of the scenario that the simulator has no model of.
+    /// A part of the scenario that the simulator does not model.
     #[error("the simulator has no model of {0}; use --on lab")]
     NoModelOf(&'static str),
-    /// A processor that cannot be.
+    /// An unsupported geometry of a processor.
     #[error("the simulated processor: {0}")]
     Unsound(#[from] UnsoundGeometry),
-    /// More pages than the simulator counts.
+    /// More pages than the simulator supports.
     #[error(
         "{pages} simulated pages are more than the simulator holds ({max}): raise sim.scale_bits"
     )]
     TooLarge {
-        /// Pages that the machine would have.
+        /// Number of pages of the machine.
         pages: u64,
-        /// The most.
+        /// Maximum number of pages.
         max: u64,
     },
-    /// More memory than a VM's page tables hold.
+    /// More memory than a VM's page tables can map.
     #[error(
         "a simulated VM has at most {max_gib} GiB of memory, not {gib}: lower machine.slow.usable_mib"
     )]
     TooMuchMemory {
         /// Memory of a VM.
         gib: u64,
-        /// The most.
+        /// Maximum.
         max_gib: u64,
     },
-    /// A program whose addresses are further apart than page tables reach.
+    /// A program whose address space is wider than the page tables.
     #[error(
         "the program's memory and what it reserves span {gib} GiB, of which the simulator holds {max_gib}: lower \
          sim.reserve_mib"
     )]
     TooWide {
-        /// Addresses from the first to the last.
+        /// Distance from the first to the last address.
         gib: u64,
-        /// The most.
+        /// Maximum.
         max_gib: u64,
     },
-    /// Memory that does not suffice.
+    /// Not enough memory.
     #[error("{0}; raise machine.slow.usable_mib")]
     OutOfMemory(String),
-    /// More slow memory than hardware that tiers by itself can have.
+    /// More slow memory than hardware tiering supports.
     #[error(
         "hardware that tiers by itself has a line of fast memory for each of slow memory, but {slow_mib} MiB are \
          slow and {fast_mib} MiB fast: raise machine.fast.usable_mib, or leave flat-mode and memstrata out"
@@ -60,10 +60,10 @@ pub enum SimError {
         /// Slow memory of a VM.
         slow_mib: u64,
     },
-    /// The workload cannot run.
+    /// The workload failed.
     #[error("workload: {0}")]
     Workload(String),
-    /// A scenario's cases.
+    /// Invalid cases of a scenario.
     #[error(transparent)]
     Cases(#[from] demeter_scenario::Error),
     /// A sweep over a scenario that has cases.
@@ -72,41 +72,41 @@ pub enum SimError {
          take the tables out to sweep over other values"
     )]
     OwnCases(String),
-    /// A sweep over a scenario that provisions memory in several ways.
+    /// A sweep over a scenario with several provisioning variants.
     #[error(
         "scenario {0} provisions memory in several ways: run them with demeter run {0} --on sim, or leave one \
          policy and one provisioner to sweep over other values"
     )]
     Ways(String),
-    /// One of several runs.
+    /// An error in one of several runs.
     #[error("{job}")]
     Run {
         /// Its settings, system and seed.
         job: String,
-        /// What went wrong.
+        /// The cause.
         source: Box<SimError>,
     },
-    /// Somebody said stop.
+    /// The caller set the stop flag.
     #[error("interrupted")]
     Interrupted,
-    /// More runs than there is time for.
+    /// The runs would exceed the time limit.
     #[error(
         "{runs} runs would take about {hours:.1} hours more, longer than --hours-max {hours_max}: \
          run fewer, shorten duration_s, or allow more hours"
     )]
     TooLong {
-        /// All runs.
+        /// Number of runs.
         runs: usize,
-        /// How long those that are not done would take.
+        /// Estimated time of the remaining runs.
         hours: f64,
-        /// What is allowed.
+        /// The limit.
         hours_max: f64,
     },
-    /// The agent told the engine something else than it had asked for: an error in the simulator.
+    /// The simulated agent misused the engine: a bug of the simulator.
     #[error("the simulated agent: {0}; please report the scenario")]
     Agent(#[from] Misuse),
-    /// One access faults for ever: an error in the simulator.
-    #[error("an access faults for ever; please report the scenario")]
+    /// One access faults endlessly: a bug of the simulator.
+    #[error("an access faults endlessly; please report the scenario")]
     Stuck,
 }
 

@@ -1,7 +1,6 @@
 //! The hypervisor: host memory, second-level tables, exits.
 //!
-//! Host-physical memory holds the second-level tables of all VMs, then the fast tier, then the
-//! slow one.
+//! Host-physical memory holds the second-level tables of all VMs, then the fast tier, then the slow tier.
 
 use demeter_policy::{BLOCK_SIZE, ByteCount, GuestPhysAddr};
 
@@ -13,54 +12,53 @@ use crate::machine::memory::TierId;
 use crate::machine::radix::{Address, HUGE_BITS, PageSize, Radix};
 use crate::machine::segment::Segments;
 
-/// Frames of the host's memory.
+/// The host's physical memory.
 #[derive(Debug, Clone)]
 pub(crate) struct Hypervisor {
     nodes: [Node; 2],
     page_bits: u32,
 }
 
-/// What backs a VM's memory.
+/// The backing of a VM's memory.
 #[derive(Debug, Clone)]
 pub(crate) struct Backing {
     /// The second-level tables.
     pub(crate) tree: Radix<GuestPhysAddr>,
-    /// The 4 KiB page of host memory where they begin.
+    /// The first 4 KiB page of host memory that holds tables.
     pub(crate) first_page: u32,
-    /// Bytes that the hypervisor has promoted and demoted.
+    /// Bytes promoted and demoted by the hypervisor.
     pub(crate) moved_bytes: [u64; 2],
-    /// How tiers are chosen.
+    /// The policy that chooses tiers.
     policy: BackingPolicy,
-    /// What is translated without tables.
+    /// Segments, which translate without tables.
     pub(crate) segments: Segments,
-    /// Whether there is no hypervisor: guest-physical memory is the host's.
+    /// Whether there is no hypervisor: guest-physical addresses are host addresses.
     pub(crate) is_native: bool,
 }
 
-/// Which tier backs a page when it is first touched.
+/// The choice of a tier for a page on first touch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BackingPolicy {
-    /// What lies at or above this guest-physical address is the guest's slow node, backed by the
-    /// slow tier; all else by the fast tier.
+    /// Guest-physical memory from this address on is the guest's slow node, backed by the slow tier. The rest is backed
+    /// by the fast tier.
     ByNode {
-        /// Where the slow node begins.
+        /// Start of the slow node.
         slow: GuestPhysAddr,
-        /// In blocks of 2 MiB, or page by page.
+        /// The page size of backing memory.
         pages: PageSize,
     },
-    /// Page by page: this tier while it lasts.
+    /// Page by page from this tier while it has free pages.
     First(TierId),
 }
 
-/// The host has no memory left.
+/// Error: the host has no free memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the host's memory is full")]
 pub(crate) struct HostFull;
 
 impl Hypervisor {
-    /// A host whose memory is free; `tables` bytes of it are for second-level tables. `watermarks`
-    /// are those of the fast tier, for systems that manage the tiers here. Returns it with the
-    /// address where the slow tier begins.
+    /// A host with free memory, of which `tables` bytes hold second-level tables. `watermarks` apply to the fast tier
+    /// if a system tiers in the host. Also returns the address where the slow tier begins.
     pub(crate) fn new(
         page_bits: u32,
         tables: ByteCount,
@@ -97,22 +95,22 @@ impl Hypervisor {
         (self.nodes[0].frames().len() as u64) << self.page_bits
     }
 
-    /// Whether promotions find less free fast memory than they leave free.
+    /// Whether free fast memory is below the watermark of promotions.
     pub(crate) fn is_short(&self) -> bool {
         self.nodes[0].is_short()
     }
 
-    /// Bytes that promotions may still take before somebody has to make room.
+    /// Bytes that promotions can use before something must be demoted.
     pub(crate) fn promotable_bytes(&self) -> u64 {
         u64::from(self.nodes[0].promotable()) << self.page_bits
     }
 
-    /// Whether reclaim still has to free memory.
+    /// Whether reclaim has not reached its target.
     pub(crate) fn wants_more(&self) -> bool {
         self.nodes[0].wants_more()
     }
 
-    /// Checks that every frame is free or backs one page.
+    /// Checks that every frame is free or backs exactly one page.
     #[cfg(test)]
     pub(crate) fn check_frames(&self, backings: &mut [&mut Backing]) {
         let mut used = std::collections::BTreeSet::new();
@@ -135,7 +133,7 @@ impl Hypervisor {
         assert_eq!(free as usize + used.len(), all);
     }
 
-    /// Handles an access to guest-physical memory that nothing backs yet.
+    /// Handles an access to unbacked guest-physical memory.
     pub(crate) fn violation(
         &mut self,
         backing: &mut Backing,
@@ -159,7 +157,7 @@ impl Hypervisor {
                 let has_room = self.nodes[first].usable() > 0;
                 let frame = has_room.then(|| self.nodes[first].take_page()).flatten();
                 let frame = frame.or_else(|| self.nodes[second].take_page());
-                // The watermark gives way before a guest does.
+                // A guest takes precedence over the watermark.
                 let frame = frame.or_else(|| self.nodes[first].take_page());
                 (PageSize::Base, frame.ok_or(HostFull)?)
             }
@@ -176,8 +174,7 @@ impl Hypervisor {
         Ok(())
     }
 
-    /// Takes the memory back that backs a block of a VM. What was cached from the tables is the
-    /// caller's to invalidate.
+    /// Frees the memory that backs a block of a VM. The caller must invalidate cached translations.
     pub(crate) fn release_block(&mut self, backing: &mut Backing, start: GuestPhysAddr) {
         let end = GuestPhysAddr(start.0 + BLOCK_SIZE);
         let mut backed = vec![];
@@ -194,8 +191,8 @@ impl Hypervisor {
         }
     }
 
-    /// Backs all of a VM's memory with pages of this size, in one piece; nothing else is backed yet.
-    /// Tells the first frame.
+    /// Backs all of a VM's memory contiguously with pages of this size, before anything else is backed. Returns the
+    /// first frame.
     pub(crate) fn reserve(
         &mut self,
         backing: &mut Backing,
@@ -212,8 +209,8 @@ impl Hypervisor {
         .ok_or(HostFull)
     }
 
-    /// Backs all of a VM's memory page by page, of which `slow` pages are slow: each of these in a pair with
-    /// a fast one, and the fast ones that are left evenly in between.
+    /// Backs all of a VM's memory page by page. Each of its `slow` slow pages is paired with a fast page; the unpaired
+    /// fast pages are spread evenly.
     pub(crate) fn back_in_pairs(
         &mut self,
         backing: &mut Backing,
@@ -252,8 +249,8 @@ impl Hypervisor {
         self.nodes[1].frames().end
     }
 
-    /// Moves the base page of a VM at a guest-physical address to a tier; true when it did. What
-    /// was cached from the tables is the caller's to invalidate.
+    /// Migrates the base page at a guest-physical address to a tier; returns whether it moved. The caller must
+    /// invalidate cached translations.
     pub(crate) fn migrate(
         &mut self,
         backing: &mut Backing,
@@ -285,9 +282,9 @@ impl Hypervisor {
     }
 }
 
-/// Maps a range to memory in one piece, with pages of this size: of the last page no more may be
-/// there than the range needs. With `piece` something else takes a block behind each piece of so many
-/// bytes. Tells the first frame; nothing where the nodes are not free or too small.
+/// Maps a range to contiguous memory, with pages of this size. The last page is used only as far as the range needs it.
+/// With `piece`, another user takes one block after each piece of that many bytes. Returns the first frame, or none if
+/// the nodes are in use or too small.
 pub(crate) fn reserve<A: Address>(
     tree: &mut Radix<A>,
     nodes: &mut [Node; 2],
@@ -329,7 +326,7 @@ pub(crate) fn reserve<A: Address>(
 }
 
 impl Backing {
-    /// Nothing backed yet. `first_page`: the 4 KiB page of host memory where the tables begin.
+    /// A backing without pages. `first_page`: the 4 KiB page of host memory where the tables begin.
     pub(crate) fn new(levels: u32, page_bits: u32, first_page: u32, policy: BackingPolicy) -> Self {
         Self {
             tree: Radix::new(levels, page_bits),

@@ -1,30 +1,29 @@
-//! How long single operations take.
+//! Latencies of single operations.
 //!
 //! # Problem
-//! An operation of a world at scale `k` stands for `2^k` real ones that follow one another. Its
-//! accesses are as many as one of these has, but its clock moves as far as they all do, and what
-//! interrupts it comes as often as it comes to all of them together.
+//! At scale `k`, a simulated operation stands for `2^k` successive real ones. It has the accesses of one real
+//! operation, but the clock advances by the time of all. Interruptions, too, are as frequent as for all of them
+//! together.
 //!
 //! # Approach
-//! Time is taken apart by how many of the real operations it falls on: what the accesses take
-//! (and faults on pages that stand for `2^k` real ones) on each of them; an interruption on one
-//! of them, with its whole length. So a simulated operation adds `2^k` latencies to a histogram.
-//! Its buckets are `2^7` to an octave, so that it is bounded and no latency is off by more than
-//! 1/128.
+//! Time is split by the number of real operations that it affects. Time of accesses, and of faults on scaled pages,
+//! affects each real operation. An interruption affects one of them, with its whole length. A simulated operation thus
+//! adds `2^k` latencies to a histogram. The histogram has `2^7` buckets per octave, so it is bounded, and its error is
+//! at most 1/128.
 //!
 //! # Properties
-//! - An operation adds `2^k` latencies, which together are the time that it took.
-//! - A percentile is that of the sorted latencies, less than 1/128 off.
+//! - An operation adds `2^k` latencies, whose sum is its time.
+//! - A percentile equals that of the sorted latencies, with an error below 1/128.
 
 use demeter_outcome::Tail;
 
-/// log2 of the buckets to an octave.
+/// log2 of the buckets per octave.
 const OCTAVE_BITS: u32 = 7;
 
-/// Buckets for every number of 64 bits.
+/// Number of buckets to cover all 64-bit numbers.
 const BUCKETS: usize = (64 - OCTAVE_BITS as usize + 1) << OCTAVE_BITS;
 
-/// Interruptions by others, and how long they took together.
+/// Count and total time of interruptions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Interruptions {
     pub(crate) times: u64,
@@ -32,7 +31,7 @@ pub(crate) struct Interruptions {
 }
 
 impl Interruptions {
-    /// What came on top of an earlier state.
+    /// The difference to an earlier state.
     fn since(&self, before: &Self) -> Self {
         Self {
             times: self.times - before.times,
@@ -41,23 +40,23 @@ impl Interruptions {
     }
 }
 
-/// A thread's operation under way.
+/// The current operation of a thread.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Operation {
-    /// What it takes each real operation.
+    /// Time that affects each real operation.
     own_ps: u64,
-    /// What it takes one of them.
+    /// Time that affects a single real operation.
     once_ps: u64,
-    /// What it takes as many of them as there were interruptions.
+    /// Interruptions, each of which affects a different real operation.
     often: Interruptions,
-    /// The clock as it was last looked at, and what was known to come since.
+    /// The clock at the last check plus known later time.
     expected_ps: u64,
-    /// The virtual CPU's interruptions then.
+    /// The virtual CPU's interruptions at the last check.
     seen: Interruptions,
 }
 
 impl Operation {
-    /// One that begins now.
+    /// An operation that begins now.
     pub(crate) fn new(clock_ps: u64, seen: Interruptions) -> Self {
         Self {
             expected_ps: clock_ps,
@@ -66,18 +65,18 @@ impl Operation {
         }
     }
 
-    /// Takes `ps` of each real operation; the clock moves by `clock_ps` for it.
+    /// Adds `ps` to each real operation; the clock advances by `clock_ps`.
     pub(crate) fn spend(&mut self, ps: u64, clock_ps: u64) {
         self.own_ps += ps;
         self.expected_ps += clock_ps;
     }
 
-    /// The clock moves by computation, which is told of when the operation ends.
+    /// Records a clock advance by computation, which [`Self::end`] attributes.
     pub(crate) fn compute(&mut self, clock_ps: u64) {
         self.expected_ps += clock_ps;
     }
 
-    /// Finds out what interrupted it: the clock is further than expected.
+    /// Detects interruptions: the clock is ahead of the expected time.
     pub(crate) fn look(&mut self, clock_ps: u64, interruptions: Interruptions) {
         let late_ps = clock_ps.saturating_sub(self.expected_ps);
         let often = interruptions.since(&self.seen);
@@ -88,14 +87,14 @@ impl Operation {
         self.seen = interruptions;
     }
 
-    /// It ends, after `compute_ps` of computation; the next one begins.
+    /// Ends the operation after `compute_ps` of computation; the next one begins.
     pub(crate) fn end(&mut self, compute_ps: u64, k: u32, latencies: &mut Latencies) {
         let all = 1 << k;
         let hit = self.often.times.min(all);
         let each_ps = self.often.ps.checked_div(hit).unwrap_or(0);
         let once = u64::from(self.once_ps > 0);
         let own_ps = self.own_ps + compute_ps;
-        // The single interruption comes to one that nothing else came to, if there is any.
+        // A single interruption goes to an operation without any other interruption, if there is one.
         let (hit, free) = if hit < all {
             latencies.add(own_ps + self.once_ps, once);
             (hit, all - hit - once)
@@ -113,7 +112,7 @@ impl Operation {
 /// A histogram of latencies in picoseconds.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Latencies {
-    /// Empty until the first one.
+    /// Empty until the first latency.
     counts: Vec<u64>,
     count: u64,
     sum_ps: u128,
@@ -127,7 +126,7 @@ impl Latencies {
         self.sum_ps += u128::from(ps) * u128::from(times);
     }
 
-    /// Adds another's.
+    /// Adds another histogram.
     pub(crate) fn add_all(&mut self, other: &Self) {
         self.counts.resize(BUCKETS, 0);
         for (sum, &count) in self.counts.iter_mut().zip(&other.counts) {
@@ -137,7 +136,7 @@ impl Latencies {
         self.sum_ps += other.sum_ps;
     }
 
-    /// What so many of a thousand took no longer than; the middle of a bucket.
+    /// The latency at a permille, as the middle of a bucket.
     fn permille(&self, permille: u64) -> f64 {
         let below = (u128::from(self.count) * u128::from(permille)).div_ceil(1000);
         let mut seen = 0u128;
@@ -148,7 +147,7 @@ impl Latencies {
         found.map_or(0.0, middle_ps)
     }
 
-    /// For people; nothing without any.
+    /// Tail latencies for people; none if the histogram is empty.
     pub(crate) fn tail(&self) -> Option<Tail> {
         let ns = |permille| self.permille(permille) / 1e3;
         (self.count > 0).then(|| Tail {
@@ -161,7 +160,7 @@ impl Latencies {
     }
 }
 
-/// Where a number is counted: buckets grow by octaves, numbers below two octaves are their own.
+/// The bucket of a number. Buckets grow by octaves; numbers below two octaves have one each.
 fn bucket(ps: u64) -> usize {
     let octave = (63 - (ps | 1).leading_zeros()).saturating_sub(OCTAVE_BITS);
     ((octave as usize) << OCTAVE_BITS) + (ps >> octave) as usize
@@ -207,7 +206,7 @@ mod tests {
             prop_assert!((told - mean).abs() <= mean * 1e-9);
         }
 
-        /// Each of `steps`: what it is, and how long it takes one real operation.
+        /// Each of `steps` has a kind and its time for one real operation.
         #[test]
         fn an_operation_adds_as_many_latencies_as_it_stands_for_and_all_of_its_time(
             k in 0u32..7, steps in prop::collection::vec((0u32..4, 0u64..1 << 30), 0..20),
@@ -222,7 +221,7 @@ mod tests {
                         clock_ps += ps << k;
                         operation.spend(ps, ps << k);
                     }
-                    // A tick; nobody says so.
+                    // An unreported tick.
                     1 => clock_ps += ps,
                     2 => {
                         clock_ps += ps * 3;
@@ -239,7 +238,7 @@ mod tests {
             prop_assert_eq!(latencies.count, 1 << k);
             let lost = u128::from(clock_ps - 5) - latencies.sum_ps;
             prop_assert!(lost < 1 << k, "{lost}");
-            // Nothing is left over for the next one.
+            // The next operation starts with nothing left over.
             operation.look(clock_ps, seen);
             operation.end(0, k, &mut latencies);
             prop_assert_eq!(latencies.count, 2 << k);

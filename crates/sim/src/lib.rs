@@ -1,7 +1,6 @@
-//! A deterministic simulated machine with two memory tiers: cores, guests, a hypervisor, and the
-//! systems that manage memory on them.
+//! A deterministic simulated machine with two memory tiers: cores, guests, a hypervisor, and memory managers.
 //!
-//! The same scenario and seed give the same result, on any machine and with any number of threads.
+//! Equal scenarios and seeds give equal results, on any machine and with any number of threads.
 
 mod cases;
 mod cpu_scheduler;

@@ -1,31 +1,32 @@
-//! What direct segments would save a program, from counters of its runs without them.
+//! Linear model: the gain from direct segments, predicted from performance counters.
 //!
 //! # Problem
-//! No processor has direct segments for virtual machines. What they would save follows, nearly, from how often
-//! a program misses the TLB, and what a miss takes natively and in a VM.
+//! No processor has direct segments for virtual machines. Their gain follows, nearly, from TLB miss counts and the cost
+//! of a miss natively and in a VM.
 //!
 //! # Approach
-//! The linear model of Gandhi et al. (MICRO-47). A miss in the segment costs what the dimension that is left
-//! does, and the comparisons with the segment's bounds: five where it is the hypervisor's (the guest's four
-//! tables and the data), one where it is the guest's. All other misses cost what they do in a VM. Two segments
-//! leave nothing of a miss.
+//! The linear model of Gandhi et al. (MICRO-47). A miss in the segment costs a walk of the remaining dimension, and the
+//! comparisons with the segment's bounds. There are five if the segment replaces the hypervisor's dimension (the
+//! guest's four tables and the data), and one if it replaces the guest's. All other misses cost as much as in a VM.
+//! With two segments, a miss costs nothing.
 //!
 //! # Properties
-//! - Without misses in the segment every mode costs what paging does.
-//! - More misses in the segment never cost more, where a native walk with its comparisons is the shorter one.
-//! - Counters that contradict each other are refused.
+//! - Without misses in the segment, every mode costs as much as paging.
+//! - A larger share of misses in the segment never costs more, if a native walk plus comparisons is shorter than a
+//!   nested walk.
+//! - Contradictory counters are refused.
 
-/// Comparisons with bounds in a walk of which the hypervisor's dimension is a segment.
+/// Bound comparisons in a walk if a segment replaces the hypervisor's dimension.
 const CHECKS_VMM_DIRECT: f64 = 5.0;
-/// The same of the guest's dimension.
+/// Bound comparisons in a walk if a segment replaces the guest's dimension.
 const CHECKS_GUEST_DIRECT: f64 = 1.0;
-/// Two runs of one program do not differ more than so in misses for the same work.
+/// Maximum ratio of misses between two runs of the same work.
 const MISSES_APART_MAX: f64 = 1.5;
 
-/// What was counted in a run. Times are in any unit, such as cycles, but all in the same.
+/// Counters of one run. Times may have any unit, such as cycles, but all the same.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Counters {
-    /// All of its time.
+    /// Total time.
     pub time: f64,
     /// Walks of page tables.
     pub walks: f64,
@@ -33,7 +34,7 @@ pub struct Counters {
     pub walk_time: f64,
 }
 
-/// A program natively and in a VM.
+/// Counters of a program natively and in a VM.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Runs {
     /// Without a hypervisor.
@@ -46,7 +47,7 @@ pub struct Runs {
     pub check_time: f64,
 }
 
-/// What translation costs in each mode: its time over all other time.
+/// Translation overhead of each mode: its time divided by all other time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Overheads {
     /// Paging, no hypervisor.
@@ -59,24 +60,24 @@ pub struct Overheads {
     pub vmm_direct: f64,
     /// A segment from guest-virtual to guest-physical memory.
     pub guest_direct: f64,
-    /// Both.
+    /// Both segments.
     pub dual_direct: f64,
 }
 
-/// Why counters cannot be of one program.
+/// A contradiction between counters.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 pub enum Contradiction {
-    /// Counts are finite and not negative.
+    /// A value that is not finite or is negative.
     #[error("the {run} run: {what} = {value} is no count; count it again")]
     NoCount {
         /// Which run.
         run: &'static str,
-        /// Which counter.
+        /// The counter.
         what: &'static str,
-        /// What it says.
+        /// Its value.
         value: f64,
     },
-    /// More time in walks than there was.
+    /// More time in walks than in total.
     #[error(
         "the {run} run: walks took {walk_time} of {time}: no time is left for the program; count both in the \
          same run and in the same unit"
@@ -86,10 +87,10 @@ pub enum Contradiction {
         run: &'static str,
         /// Time of walks.
         walk_time: f64,
-        /// All time.
+        /// Total time.
         time: f64,
     },
-    /// Time of walks without walks, or the reverse.
+    /// Walks without time, or time without walks.
     #[error(
         "the {run} run: {walks} walks took {walk_time}: a walk takes time, and time of walks needs walks; \
          count loads and stores in both"
@@ -113,25 +114,25 @@ pub enum Contradiction {
         /// Time of a VM's walk.
         virtualized: f64,
     },
-    /// Two runs that did not do the same.
+    /// Runs of different amounts of work.
     #[error(
         "for the same work the VM has {apart:.2} times the native run's misses: one program with the same \
          input and page sizes has about as many in both"
     )]
     Unlike {
-        /// Misses of the VM over native ones, for equal time outside of walks.
+        /// Ratio of the VM's misses to native ones, for equal time outside of walks.
         apart: f64,
     },
-    /// No share.
+    /// A share outside 0 to 1.
     #[error("the share of misses in the segment is {0}: give 0 to 1")]
     NoShare(f64),
 }
 
 impl Runs {
-    /// What translation would cost in each mode.
+    /// Predicts the overhead of each mode.
     ///
     /// # Errors
-    /// When the counters contradict each other: which, and what to do about it.
+    /// When counters contradict each other; the error says how to fix it.
     pub fn predict(&self) -> Result<Overheads, Contradiction> {
         let share = self.segment_share;
         if !(0.0..=1.0).contains(&share) {
@@ -164,7 +165,7 @@ impl Runs {
     }
 }
 
-/// Misses for each unit of time outside of walks, and the time of one.
+/// Misses per unit of time outside of walks, and the time of one miss.
 fn rate_and_cost(counters: &Counters) -> (f64, f64) {
     let cost = match counters.walks > 0.0 {
         true => counters.walk_time / counters.walks,
@@ -221,7 +222,7 @@ mod tests {
 
     fn runs(segment_share: f64) -> Runs {
         Runs {
-            // 40 and 120 for a walk, ten walks in a thousand of other time.
+            // A walk takes 40 and 120, with ten walks per 1000 of other time.
             native: counters(1400.0, 10.0, 400.0),
             virtualized: counters(2200.0, 10.0, 1200.0),
             segment_share,

@@ -1,14 +1,13 @@
-//! Many runs, as many at a time as this computer shall do.
+//! A worker pool that executes many runs in parallel.
 //!
 //! # Approach
-//! Workers take runs in order. How long all will take follows from the shares of them that are done;
-//! if that is too long when the first run is done, or a run fails, or the caller says stop, the runs
-//! under way end at their next report.
+//! Workers take runs in order. The total time is estimated from the progress of all runs. All runs end at their next
+//! progress report if the estimate after the first run is too long, a run fails, or the caller stops.
 //!
 //! # Properties
-//! - Results come in the order of the jobs and do not depend on the number of workers.
-//! - After a failure no run begins.
-//! - Of runs that take equally long the estimate is exact.
+//! - Results come in job order and do not depend on the number of workers.
+//! - After a failure no run starts.
+//! - For runs of equal length the estimate is exact.
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -26,18 +25,18 @@ use crate::run::{Watch, run, run_under};
 /// One run: a scenario under one system with one seed.
 #[derive(Debug, Clone, Copy)]
 pub struct Job<'a> {
-    /// The scenario, with the settings that tell it from the others.
+    /// The scenario, with the settings of this point.
     pub point: &'a Point,
     /// The system.
     pub system: System,
-    /// What it is set to, where the scenario has settings for it.
+    /// The settings of the system, if the scenario lists any.
     pub under: Option<&'a Settings>,
-    /// The seed of its workload.
+    /// The workload's seed.
     pub seed: u64,
 }
 
 impl Job<'_> {
-    /// What tells the run from others of the same system: its point's settings and its seed.
+    /// Identifies the run among those of its system: its point's settings and its seed.
     pub fn settings(&self) -> Vec<(String, String)> {
         let mut settings = self.point.texts();
         settings.push(("seed".into(), self.seed.to_string()));
@@ -46,7 +45,7 @@ impl Job<'_> {
 }
 
 impl fmt::Display for Job<'_> {
-    /// Its settings, its system, and its seed where that is not the scenario's own.
+    /// Formats the settings, the system, and the seed unless it is the scenario's own.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.point.settings.is_empty() {
             write!(f, "{} ", self.point)?;
@@ -62,55 +61,52 @@ impl fmt::Display for Job<'_> {
     }
 }
 
-/// What many runs may take.
+/// Limits of a set of runs.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits<'a> {
     /// Runs at a time.
     pub workers: NonZeroUsize,
-    /// Refuse, after the first run, what would take longer than this, hours.
+    /// Longest estimated time, in hours. The check happens after the first run.
     pub hours_max: f64,
     /// Once it is set, all runs end soon.
     pub stop: &'a AtomicBool,
 }
 
-/// What is told while runs go on.
+/// Progress of a set of runs.
 #[derive(Debug)]
 pub enum Event<'a> {
-    /// A run has come so far.
+    /// A run reported progress.
     Underway {
-        /// Which.
+        /// The run.
         job: Job<'a>,
         /// Share of its timed phase or of its work, 0 to 1.
         share: f64,
-        /// How long it takes already.
+        /// Time since it started.
         since: Duration,
-        /// All runs.
+        /// Number of runs.
         of: usize,
-        /// How long all that is not done will take, about; none while nothing is done.
+        /// Estimated time for the remaining work; none until something is done.
         left: Option<Duration>,
     },
-    /// A run is done. Results by [`run_all`](crate::run_all) differ from what is told here in
-    /// what follows from several runs.
+    /// A run is done. [`run_all`](crate::run_all) later adjusts results by figures that follow from several runs.
     Done {
-        /// Which.
+        /// The run.
         job: Job<'a>,
-        /// What it gave.
+        /// Its result.
         result: &'a SystemResult,
-        /// Runs that are done.
+        /// Number of completed runs.
         done: usize,
-        /// All runs.
+        /// Number of runs.
         of: usize,
-        /// How long those that are not done will take, about.
+        /// Estimated time for the remaining runs.
         left: Duration,
     },
 }
 
-/// Runs all jobs and returns their results in order; `tell` is told how they come on, by several
-/// threads.
+/// Runs all jobs and returns their results in order. Several threads report progress to `tell`.
 ///
 /// # Errors
-/// The first that a run gives, [`SimError::Interrupted`] when `limits.stop` was set, or
-/// [`SimError::TooLong`].
+/// The first error of a run, [`SimError::Interrupted`] when `limits.stop` was set, or [`SimError::TooLong`].
 pub fn run_jobs(
     jobs: &[Job<'_>],
     limits: Limits<'_>,
@@ -180,20 +176,20 @@ fn run_jobs_by(
     }
 }
 
-/// What workers share.
+/// State shared by workers.
 struct Pool<'a> {
     jobs: &'a [Job<'a>],
     limits: Limits<'a>,
     start: Instant,
     work: Mutex<Work>,
-    /// Set with `Work::error`, for runs under way.
+    /// Set with `Work::error`, to end other runs.
     halt: AtomicBool,
 }
 
 struct Work {
     next: usize,
     results: Vec<Option<SystemResult>>,
-    /// The share of each run that is done.
+    /// Progress of each run, 0 to 1.
     shares: Vec<f64>,
     done: usize,
     error: Option<SimError>,
@@ -204,7 +200,7 @@ impl Pool<'_> {
         self.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes runs until there are none, or one failed.
+    /// Executes runs until none is left or one fails.
     fn run(
         &self,
         tell: &(dyn Fn(Event<'_>) + Sync),
@@ -250,7 +246,7 @@ impl Pool<'_> {
         }
     }
 
-    /// Only the first failure counts: others may follow from it.
+    /// Keeps only the first failure, as others may follow from it.
     fn fail(&self, error: SimError) {
         self.lock().error.get_or_insert(error);
         self.halt.store(true, Ordering::Relaxed);
@@ -286,7 +282,7 @@ impl Pool<'_> {
         }
     }
 
-    /// A run has come so far; tells how long all will take that is not done.
+    /// Records a run's progress; returns the estimated time for the remaining work.
     fn come_to(&self, index: usize, share: f64) -> Option<Duration> {
         let mut work = self.lock();
         work.shares[index] = share;
@@ -298,8 +294,8 @@ impl Pool<'_> {
     }
 }
 
-/// How long what is not done of runs will take if they take as long as those before: by all workers together,
-/// but no run by more than one. None while nothing is done.
+/// Estimates the time for the remaining work from the progress so far. All workers share the work, but at most one
+/// works on a run. None until something is done.
 fn left(elapsed: Duration, shares: &[f64], workers: NonZeroUsize) -> Option<Duration> {
     let workers = workers.get().min(shares.len()) as f64;
     let done: f64 = shares.iter().sum();
@@ -355,7 +351,7 @@ mod tests {
     }
 
     proptest! {
-        /// Runs of ten seconds, all workers at work, the newest ones so far.
+        /// Runs of ten seconds with all workers busy; the newest runs are in progress.
         #[test]
         fn of_equal_runs_the_estimate_is_exact(
             workers in 1usize..5,

@@ -1,11 +1,11 @@
-//! The seam between simulated programs and the machine that runs them.
+//! Interface between simulated programs and the machine.
 
 use demeter_policy::{ByteCount, GuestVirtAddr, VirtRange};
 
-/// The most accesses in a [`Batch`].
+/// Maximum number of accesses in a [`Batch`].
 pub const BATCH: usize = 1024;
 
-/// Marks a store.
+/// Bit that marks a store.
 const STORE: u64 = 1 << 63;
 
 /// Bits of a guest-virtual address (five-level paging).
@@ -28,28 +28,27 @@ impl Access {
         Self(gva.0 & ADDRESS | STORE)
     }
 
-    /// Where.
+    /// The address.
     #[inline]
     pub fn gva(self) -> GuestVirtAddr {
         GuestVirtAddr(self.0 & ADDRESS)
     }
 
-    /// Whether it writes.
+    /// Whether it is a store.
     #[inline]
     pub fn is_store(self) -> bool {
         self.0 & STORE != 0
     }
 }
 
-/// What a thread does next: up to [`BATCH`] accesses in order, and how many operations of the
-/// program they complete.
+/// The next actions of a thread: up to [`BATCH`] accesses in order, and the number of operations that they complete.
 #[derive(Debug, Clone)]
 pub struct Batch {
     accesses: [Access; BATCH],
     len: usize,
     /// Operations that end in this batch.
     pub ops: u32,
-    /// Accesses before each end that is marked.
+    /// For each marked end of an operation, the number of accesses before it.
     ends: [u16; BATCH],
     marked: usize,
 }
@@ -74,21 +73,20 @@ impl Batch {
         self.marked = 0;
     }
 
-    /// Appends an access. The caller sees to it that there is [`Self::room`].
+    /// Appends an access. The caller must check [`Self::room`].
     ///
     /// # Panics
-    /// When it is full.
+    /// When the batch is full.
     #[inline]
     pub fn push(&mut self, access: Access) {
         self.accesses[self.len] = access;
         self.len += 1;
     }
 
-    /// An operation ends here, and how long it took shall be told: every operation of the
-    /// program ends so, or none.
+    /// Marks the end of an operation, to measure its latency. A program marks every operation or none.
     ///
     /// # Panics
-    /// When more than [`BATCH`] end in a batch.
+    /// When more than [`BATCH`] operations end in a batch.
     #[inline]
     pub fn end_operation(&mut self) {
         self.ops += 1;
@@ -96,13 +94,13 @@ impl Batch {
         self.marked += 1;
     }
 
-    /// Accesses before each end that [`Self::end_operation`] has marked.
+    /// For each end marked by [`Self::end_operation`], the number of accesses before it.
     #[inline]
     pub(crate) fn ends(&self) -> &[u16] {
         &self.ends[..self.marked]
     }
 
-    /// Accesses that still fit.
+    /// Number of accesses that still fit.
     #[inline]
     pub fn room(&self) -> usize {
         BATCH - self.len
@@ -115,46 +113,45 @@ impl Batch {
     }
 }
 
-/// Memory that a program asks for.
+/// A memory region of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Region {
-    /// For people.
+    /// Its name in reports.
     pub name: String,
-    /// Its size, when it has grown; not zero.
+    /// Its maximum size; not zero.
     pub bytes: ByteCount,
-    /// Of it, what is mapped from the start; the rest is mapped as it is touched.
+    /// Bytes that are mapped from the start; the rest is mapped on first touch.
     pub start: ByteCount,
-    /// The process that has it, from 0 on; those of a process follow one another.
+    /// The process that owns it, from 0; in ascending order.
     pub process: u32,
 }
 
-/// What a program does, thread by thread. Deterministic from its seed; no I/O, no clock.
+/// A simulated program, thread by thread. It is deterministic for a seed, with no I/O and no clock.
 pub trait Program {
-    /// Its memory, in the order in which it is allocated and first touched.
+    /// Its memory regions, in the order of allocation and first touch.
     fn regions(&self) -> Vec<Region>;
 
-    /// Tells where each region begins, in the order of [`Self::regions`]. Called once, first.
+    /// Sets the address of each region, in the order of [`Self::regions`]. Called once, before anything else.
     fn place(&mut self, bases: &[GuestVirtAddr]);
 
-    /// Threads; at least one, the same throughout.
+    /// Number of threads; at least one, and constant.
     fn threads(&self) -> usize;
 
-    /// The next accesses of initialisation (first touch), one for each page of `page_bytes`, into
-    /// an empty batch; false once there are no more.
+    /// Fills an empty batch with the next accesses of initialisation (first touch), one for each page of `page_bytes`.
+    /// Returns false once there are no more.
     fn populate(&mut self, page_bytes: u64, out: &mut Batch) -> bool;
 
-    /// The next accesses of `thread` into an empty batch, at least one. `now_ns` is the time
-    /// since the timed phase began.
+    /// Fills an empty batch with at least one access of `thread`. `now_ns` is the time since the timed phase began.
     fn next(&mut self, thread: usize, now_ns: u64, out: &mut Batch);
 
-    /// What is hot now, if the program knows: sorted, disjoint. Empty if it does not.
+    /// The current hot set, sorted and disjoint; empty if the program does not know it.
     fn hot(&self, now_ns: u64) -> Vec<VirtRange>;
 
-    /// Picoseconds of computation for each operation of a thread, beyond its accesses.
+    /// Picoseconds of computation for each operation of a thread, without its accesses.
     fn compute_ps(&self, thread: usize) -> u64;
 
-    /// Why what it did was not what it should have done: a trace may change while it is replayed.
-    /// Asked at the end; computed programs are always right.
+    /// Error detected during the run, such as a trace that changed while it was replayed. Called at the end; computed
+    /// programs return none.
     fn fault(&self) -> Option<String> {
         None
     }

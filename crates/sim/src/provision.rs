@@ -1,16 +1,17 @@
-//! Fast memory that is given to VMs and taken from them while they run.
+//! Provisioning: resizing the fast memory of VMs while they run.
 //!
 //! # Approach
-//! Once a second the policy divides the pool, as the host controller lets it do, or a single VM's fast memory
-//! is changed as the scenario says. VMs that shall have less give blocks to the host, at the cost of
-//! demoting what lies there, and the host takes back what backed them. Then others get what is free of the
-//! pool. Demeter's balloon demotes what was not accessed of late; virtio-mem's driver empties one block after the
-//! other, whatever lies there; the standard balloon knows no tiers: before the program starts it has taken the fast
-//! node, where the kernel allocates first, and what it gives back later is slow memory.
+//! Once a second, the policy divides the pool as in the host controller, or one VM's fast memory is changed as the
+//! scenario says. VMs that shrink demote pages and give the freed blocks to the host, which frees the backing memory.
+//! Other VMs then receive free memory of the pool.
+//!
+//! Demeter's balloon demotes pages that were not accessed recently. The driver of virtio-mem empties blocks in address
+//! order, hot or not. The standard balloon ignores tiers. Before the program starts it takes the fast node, where the
+//! kernel allocates first. Later it returns slow memory.
 //!
 //! # Properties
-//! - VMs never have more than the pool together: the host's fast tier is no larger.
-//! - Pages are neither lost nor doubled, in the guests or in the host.
+//! - VMs never own more than the pool: the host's fast tier is no larger.
+//! - No page is lost or duplicated, in the guests or in the host.
 
 use demeter_outcome::{Provisioning, Resize};
 use demeter_policy::provision::{Claim, Policy, ProvisionerKind, Smoothed, Usage, allocate};
@@ -23,10 +24,10 @@ use crate::run::PS_PER_S;
 use crate::setup::Setup;
 use crate::world::World;
 
-/// The least that a policy moves, as the host controller has it.
+/// Smallest change by a policy, as in the host controller.
 const STEP_MIN: ByteCount = ByteCount(16 * MIB);
 
-/// Refuses what there is no model of.
+/// Refuses scenarios that are not modelled.
 pub(crate) fn check(scenario: &Scenario) -> Result<(), SimError> {
     let Some(provision) = &scenario.provision else {
         return Ok(());
@@ -48,19 +49,19 @@ pub(crate) fn check(scenario: &Scenario) -> Result<(), SimError> {
     Err(SimError::NoModelOf(refused))
 }
 
-/// Memory of a VM that is sized from outside, by tier.
+/// Memory sizes of a resizable VM, by tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Sizes {
-    /// Of the guest's nodes.
+    /// Sizes of the guest's nodes.
     pub(crate) nodes: [ByteCount; 2],
-    /// What it owns of the fast node at first.
+    /// Fast memory that it owns initially.
     pub(crate) owned_fast: ByteCount,
-    /// What the host has for it.
+    /// Host memory behind the VM.
     pub(crate) host: [ByteCount; 2],
 }
 
 impl Sizes {
-    /// Those of a VM that is to own these nodes, of which programs may use `usable_fast` of the fast one.
+    /// Sizes of a VM that owns these nodes, with `usable_fast` of the fast node for programs.
     pub(crate) fn new(
         scenario: &Scenario,
         [fast, slow]: [ByteCount; 2],
@@ -81,7 +82,7 @@ impl Sizes {
         let count = provision.vms.len() as u64;
         match provision.provisioners.first().and_then(|p| p.kind()) {
             None => plain,
-            // What all VMs have together, each may have for a while.
+            // Each VM may temporarily own the memory of all.
             Some(_) if count > 0 => Self {
                 nodes: [ByteCount(count * fast.0), slow],
                 ..plain
@@ -106,7 +107,7 @@ impl Sizes {
     }
 }
 
-/// The scenario for each of its ways to provision memory, with its name in results.
+/// The scenario for each of its provisioning variants, with their names in results.
 pub(crate) fn variants(scenario: &Scenario) -> Vec<(String, Scenario)> {
     let Some(provision) = &scenario.provision else {
         return vec![];
@@ -123,25 +124,25 @@ pub(crate) fn variants(scenario: &Scenario) -> Vec<(String, Scenario)> {
     provision.variants().into_iter().map(one).collect()
 }
 
-/// What sizes the VMs of a world.
+/// The provisioner, which resizes the VMs of a world.
 #[derive(Debug)]
 pub(crate) struct Provisioner {
     mechanism: Mechanism,
     policy: Policy,
     cycle: Option<ResizeCycle>,
     duration_s: u64,
-    /// What all VMs have together.
+    /// Memory of all VMs together.
     pool: PerTier<ByteCount>,
-    /// As the policy sees them, in the order of VMs.
+    /// The policy's view of the VMs, in order.
     claims: Vec<Claim>,
     working_sets: Vec<Smoothed>,
     resizes: Vec<Resize>,
-    /// Moments at which VMs had more than the pool.
+    /// Number of times that VMs owned more than the pool.
     violations: u64,
 }
 
 impl Provisioner {
-    /// That of a scenario that names one variant, if memory is provisioned there.
+    /// The provisioner of a scenario with a single variant; none if memory is not provisioned.
     pub(crate) fn new(scenario: &Scenario, setup: &Setup) -> Option<Self> {
         let provision = scenario.provision.as_ref()?;
         let mechanism = *provision.provisioners.first()?;
@@ -187,7 +188,7 @@ impl Provisioner {
         })
     }
 
-    /// Sizes the VMs after so many seconds of the timed phase.
+    /// Resizes the VMs in this second of the timed phase.
     pub(crate) fn step<P: Program>(&mut self, second: u64, world: &mut World<P>) {
         let knows_tiers = !matches!(
             self.mechanism,
@@ -202,13 +203,14 @@ impl Provisioner {
         }
     }
 
-    /// Changes the fast memory of a single VM, if that is due.
+    /// Resizes a single VM, if that is due.
     fn resize<P: Program>(&mut self, second: u64, cycle: ResizeCycle, world: &mut World<P>) {
         let Some(since_s) = second.checked_sub(cycle.from_s) else {
             return;
         };
         let (turn, rest) = (since_s / cycle.every_s, since_s % cycle.every_s);
-        // It ends as it began: what grows must have time to shrink back, and only what grew shrinks.
+        // Memory must end at its initial size. The last growth therefore needs time to shrink back, and only a grown VM
+        // shrinks.
         let grows_at = second - turn % 2 * cycle.every_s;
         let is_due = rest == 0 && grows_at + cycle.every_s < self.duration_s;
         let Some(claim) = self.claims.first_mut().filter(|_| is_due) else {
@@ -234,7 +236,7 @@ impl Provisioner {
         self.violations += u64::from(owned > self.pool.fast.0);
     }
 
-    /// Asks the policy, and does what it says as far as the pool allows.
+    /// Applies the policy's decision as far as the pool allows.
     fn divide<P: Program>(&mut self, world: &mut World<P>) {
         let vms = world.vms.iter().zip(&mut self.working_sets);
         for ((vm, smoothed), claim) in vms.zip(&mut self.claims) {
@@ -250,7 +252,7 @@ impl Provisioner {
                 pressed: false,
             });
         }
-        // Guarantees are no more than what VMs begin with.
+        // Guarantees never exceed the initial sizes.
         let Ok(grants) = allocate(self.policy, self.pool, &self.claims, STEP_MIN) else {
             return;
         };
@@ -288,7 +290,7 @@ impl Provisioner {
         }
     }
 
-    /// What the result file says of it.
+    /// Figures for the result file.
     pub(crate) fn figures(&self) -> Provisioning {
         Provisioning {
             provisioner: self.mechanism.to_string(),
@@ -300,7 +302,7 @@ impl Provisioner {
     }
 }
 
-/// Fast memory of all VMs.
+/// Total fast memory of all VMs.
 fn owned<P>(world: &World<P>) -> ByteCount {
     ByteCount(world.vms.iter().map(|vm| vm.guest.owned_fast().0).sum())
 }

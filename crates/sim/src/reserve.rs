@@ -1,5 +1,4 @@
-//! Memory that is mapped before anything runs, in one piece in both dimensions: what segments and pages of
-//! 1 GiB need.
+//! Memory reserved before a run, contiguous in both dimensions, for segments and pages of 1 GiB.
 
 use demeter_policy::{GuestPhysAddr, GuestVirtAddr, MIB};
 use demeter_scenario::rng::Rng;
@@ -11,10 +10,10 @@ use crate::machine::radix::PageSize;
 use crate::machine::segment::{EscapeFilter, Segment, Segments};
 use crate::vm::Vm;
 
-/// Stream of the random numbers that choose bad pages.
+/// Random number stream that chooses bad pages.
 const BAD_PAGES_STREAM: u64 = 0xbad;
 
-/// Maps all memory of a VM whose program has its regions, and sets the segments up.
+/// Maps all memory of a VM with known regions, and sets its segments.
 pub(crate) fn reserve<P: crate::program::Program>(
     vm: &mut Vm<P>,
     hypervisor: &mut Hypervisor,
@@ -25,7 +24,7 @@ pub(crate) fn reserve<P: crate::program::Program>(
     let piece = translation.pieces_mib.map(|mib| mib * MIB);
     let (virt, start) = vm.guest.reserve(size(translation.guest_pages), piece)?;
     let program_end = GuestPhysAddr(start.0 + (virt.end.0 - virt.start.0));
-    // Bad pages are of the program's memory, so that they show.
+    // Bad pages are chosen from the program's memory, so that they matter.
     let filter = |to: u64, end: u64| {
         let mut escapes = EscapeFilter::default();
         let mut rng = Rng::new(1, BAD_PAGES_STREAM);

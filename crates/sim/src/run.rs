@@ -1,4 +1,4 @@
-//! A scenario on the simulator.
+//! Runs a scenario on the simulator.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -15,24 +15,23 @@ use crate::system;
 use crate::timeline::{of_each_vm, timeline};
 use crate::workload::Workload;
 
-/// Picoseconds in a second: also the time between two points of a result's series.
+/// Picoseconds in a second, which is also the interval of a result's series.
 pub(crate) const PS_PER_S: u64 = 1_000_000_000_000;
 
-/// Parts of a simulated second after which the one who watches is told.
+/// Progress reports per simulated second.
 const TOLD_A_SECOND: u64 = 16;
 
-/// Is told which share of a run is done, 0 to 1, and ends it with an error.
+/// Receives the progress of a run, 0 to 1; an error ends the run.
 pub(crate) type Watch<'a> = dyn Fn(f64) -> Result<(), SimError> + 'a;
 
-/// Is shown at a time in seconds what the system of the first VM takes for how hot.
+/// Receives a time in seconds and the first VM's ranges with their heat.
 pub(crate) type Look<'a> = dyn FnMut(f64, &[RankedRange]) + 'a;
 
-/// Runs one system of a scenario and shows `seen` every simulated second which ranges of the first VM's
-/// memory the system takes for how hot, the hottest first; none for a system that knows no ranges. `tell`
-/// is told which share of the run is done, 0 to 1.
+/// Runs one system of a scenario. Every simulated second, `seen` receives the first VM's ranges with their heat,
+/// hottest first. There are none for a system without ranges. `tell` receives the progress of the run, 0 to 1.
 ///
 /// # Errors
-/// When the machine cannot be or is too small; [`SimError::Interrupted`] when `stop` was set.
+/// When the machine is invalid or too small; [`SimError::Interrupted`] when `stop` was set.
 pub fn look(
     scenario: &Scenario,
     system: System,
@@ -51,12 +50,12 @@ pub fn look(
     run_looking(scenario, &settings, scenario.seed, &watch, &mut seen).map(drop)
 }
 
-/// Runs one system of a scenario. The same arguments give the same result, to the last digit.
+/// Runs one system of a scenario. Equal arguments give exactly equal results.
 ///
-/// `mgmt_cpu_s` is what management took by itself; [`crate::run_all`] takes that of `none` off.
+/// `mgmt_cpu_s` is the raw time of management; [`crate::run_all`] subtracts the time of `none`.
 ///
 /// # Errors
-/// When the machine cannot be or is too small; or what `watch` says.
+/// When the machine is invalid or too small; or the error of `watch`.
 pub(crate) fn run(
     scenario: &Scenario,
     system: System,
@@ -66,7 +65,7 @@ pub(crate) fn run(
     run_under(scenario, &Settings::new(system, ""), seed, watch)
 }
 
-/// The same under settings of the scenario's, whose name the result has.
+/// Runs one system under named settings of the scenario.
 pub(crate) fn run_under(
     scenario: &Scenario,
     settings: &Settings,
@@ -129,7 +128,7 @@ fn simulate<P: Program>(
             watch(world.worked().max(seconds / scenario.duration_s as f64))?;
         }
         let done_ps = world.elapsed_ps().and_then(|vms| vms.into_iter().max());
-        // The last point may be a part of a second.
+        // The last second may be partial.
         let at_ps = done_ps.map_or(second * PS_PER_S, |ps| ps.min(second * PS_PER_S));
         moments.push(world.moment(at_ps, &unit));
         world.digest(&mut digest);
@@ -169,7 +168,7 @@ fn simulate<P: Program>(
     })
 }
 
-/// The VMs of a scenario that names them, each with what it runs.
+/// The VMs that a scenario names, each with its own scenario.
 fn named_vms(scenario: &Scenario) -> Vec<(String, Scenario)> {
     match &scenario.provision {
         Some(provision) if !provision.vms.is_empty() => scenario.vms(),
@@ -182,7 +181,7 @@ fn mean_s(times_ps: &[u64]) -> f64 {
     sum / times_ps.len() as f64 / PS_PER_S as f64
 }
 
-/// A running hash of all that happened (FNV-1a, 48 bits so that every reader of JSON holds it).
+/// A running hash of all events (FNV-1a; 48 bits, so that JSON readers represent it exactly).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Digest(pub(crate) u64);
 
@@ -193,7 +192,7 @@ impl Default for Digest {
 }
 
 impl Digest {
-    /// Takes a number in.
+    /// Adds a number to the hash.
     pub(crate) fn add(&mut self, value: u64) {
         for byte in value.to_le_bytes() {
             self.0 = ((self.0 ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)) & ((1 << 48) - 1);

@@ -1,4 +1,4 @@
-//! From a scenario's machine to a world in which nothing has happened yet.
+//! Translates a scenario's machine into a world, before any access.
 
 use demeter_outcome::Unit;
 use demeter_policy::engine::{Config, Gain};
@@ -31,58 +31,57 @@ use crate::world::World;
 
 const GIB: u64 = 1 << 30;
 
-/// Simulated accesses that a run shall take about, when the scenario does not say its scale:
-/// some seconds.
+/// Target number of simulated accesses if the scenario sets no scale; some seconds of computation.
 const ACCESSES_WANTED: u64 = 1 << 25;
 
-/// Time between two accesses of a thread, for that estimate.
+/// Assumed time between two accesses of a thread, to choose the scale.
 const ACCESS_NS: u64 = 100;
 
-/// The most memory of a VM: its page tables hold no more.
+/// Maximum memory of a VM, limited by its page tables.
 const MEMORY_MAX: u64 = 4 << 40;
 
-/// The most addresses from a program's first to its last: 32 bits number pages of 4 KiB.
+/// Maximum address range of a program: 32 bits number pages of 4 KiB.
 const SPAN_MAX: u64 = 16 << 40;
 
-/// The largest scale that is chosen: 2 MiB blocks keep 8 pages.
+/// Largest automatic scale: a 2 MiB block keeps 8 pages.
 const SCALE_MAX: u32 = 6;
 
-/// What a world is made of, but for its programs and its system.
+/// Parameters of a world without its programs and system.
 #[derive(Debug, Clone)]
 pub(crate) struct Setup {
     pub(crate) cpu: CpuModel,
-    /// Misses of the program that a core has under way at once.
+    /// Misses of the program that a core has in flight at once.
     in_flight: u32,
     /// A base page and an access stand for `2^k` real ones.
     pub(crate) k: u32,
     pub(crate) tiers: [TierModel; 2],
-    /// Memory of each VM that its program may use, by tier.
+    /// Memory of each VM that its program can use, by tier.
     pub(crate) usable: [ByteCount; 2],
     pub(crate) huge_pages: bool,
-    /// Whether the machine stands for the lab's, whose kernel is Debian's whatever manages memory.
+    /// Whether this models the lab's machine, which always runs Debian's kernel.
     is_lab: bool,
-    /// What the hypervisor backs a guest's nodes with.
+    /// Page size of the hypervisor's backing memory.
     host_pages: PageSize,
-    /// Whether filling memory is a part of the timed phase.
+    /// Whether population of memory is part of the timed phase.
     pub(crate) timed_fill: bool,
     memtis_unlimited: bool,
-    /// Memory of each VM, where it is sized from outside, too.
+    /// Memory sizes of each VM, including those for provisioning.
     pub(crate) sizes: Sizes,
-    /// Of each VM.
+    /// Virtual CPUs of each VM.
     pub(crate) vcpus: u32,
     pub(crate) vms: u32,
     pub(crate) agent: AgentSettings,
-    /// Cores that all virtual CPUs share; as many as these where each has one of its own.
+    /// Number of host cores. It equals the number of virtual CPUs unless they share cores.
     cores: usize,
-    /// Operations that all VMs do together, if the work is fixed.
+    /// Total operations of all VMs, if the work is fixed.
     operations: Option<u64>,
-    /// When the hot set changes, if it does: the oracle knows all.
+    /// Times at which the hot set changes, known to the oracle.
     hot_changes_s: Vec<u64>,
-    /// Address space that a program reserves around each of its mappings.
+    /// Address space that a program reserves before each of its mappings.
     reserved: ByteCount,
-    /// How reserved memory is translated.
+    /// Translation mode of reserved memory.
     translation: Option<Translation>,
-    /// What the system is set to, if not to what it is by default.
+    /// Settings of the system, if they are not the defaults.
     settings: Option<Settings>,
 }
 
@@ -137,7 +136,7 @@ impl Setup {
             is_lab: matches!(scenario.sim.cpu, Cpu::Lab | Cpu::LabHost),
             host_pages: match scenario.sim.host_thp {
                 Thp::Always => PageSize::Huge,
-                // The hypervisor does not ask for them.
+                // The hypervisor does not request them.
                 Thp::Madvise | Thp::Never => PageSize::Base,
             },
             timed_fill: scenario.sim.timed_fill,
@@ -157,7 +156,7 @@ impl Setup {
         Ok(setup)
     }
 
-    /// The same for a system that is set to something.
+    /// This setup for a system with settings.
     pub(crate) fn under(self, settings: &Settings) -> Self {
         Self {
             settings: Some(settings.clone()),
@@ -169,7 +168,7 @@ impl Setup {
         self.cpu.check()?;
         let own = self.usable[0].0 + self.usable[1].0;
         let bytes = u64::from(self.vms) * own;
-        // A little more is needed for tables and watermarks.
+        // Allow a little extra for tables and watermarks.
         let pages = (bytes + bytes / 16) >> self.page_bits();
         let max = u64::from(INDEX_MAX);
         if pages > max {
@@ -182,7 +181,7 @@ impl Setup {
         Ok(())
     }
 
-    /// Refuses programs whose addresses are too far apart.
+    /// Refuses programs whose address range is too wide.
     pub(crate) fn check_programs<P: Program>(&self, programs: &[P]) -> Result<(), SimError> {
         let span = |program: &P| {
             let regions = program.regions().into_iter();
@@ -203,7 +202,7 @@ impl Setup {
         12 + self.k
     }
 
-    /// A world in which each program runs in a VM of its own, with a manager of its own.
+    /// Builds a world in which each program runs in its own VM with its own manager.
     pub(crate) fn world<P: Program>(&self, build: Build, programs: Vec<P>) -> World<P> {
         let vms: Vec<_> = programs
             .into_iter()
@@ -233,14 +232,14 @@ impl Setup {
         };
         let guest_tables = table_bytes(fast.0 + slow.0).next_multiple_of(BLOCK_SIZE);
         let host_tables = table_bytes(guest_tables + fast.0 + slow.0 + BLOCK_SIZE);
-        // What a hypervisor that tiers has left of memory for tables would be a present to its guest.
+        // Unused table memory of a tiering hypervisor would be a gift to its guest, so tables get exact backing.
         let backed_tables = match (needs.tiering, &self.translation) {
             (Tiering::Hypervisor, None) => {
                 touched_table_bytes(fast.0 + slow.0, 1 << self.page_bits())
             }
             _ => guest_tables,
         };
-        // Through which pages go from VM to VM.
+        // Spare pages through which pages move between VMs.
         let spare = match needs.tiering {
             Tiering::Hardware => BLOCK_SIZE,
             Tiering::Guest | Tiering::Hypervisor => 0,
@@ -253,7 +252,7 @@ impl Setup {
             needs.watermarks,
         );
         let fast_end = match self.translation {
-            // Without a hypervisor the guest's memory is the machine's.
+            // Without a hypervisor, the guest's memory is the machine's.
             Some(translation) if !translation.mode.is_nested() => guest_tables + fast.0,
             _ => fast_end,
         };
@@ -294,7 +293,7 @@ impl Setup {
         World::new(host, vms, self.k)
     }
 
-    /// Reserves the memory of all programs, where the scenario asks for that. Nothing is touched yet.
+    /// Reserves the memory of all programs before the first touch, if the scenario requests it.
     pub(crate) fn reserve<P: Program>(&self, world: &mut World<P>) -> Result<(), SimError> {
         let Some(translation) = &self.translation else {
             return Ok(());
@@ -304,7 +303,7 @@ impl Setup {
         vms.try_for_each(|vm| reserve(vm, hypervisor, translation))
     }
 
-    /// Backs the memory of all VMs in pairs, where the memory controller tiers. Nothing is touched yet.
+    /// Backs the memory of all VMs in pairs before the first touch, if the memory controller tiers.
     pub(crate) fn pair<P: Program>(&self, world: &mut World<P>) -> Result<(), SimError> {
         let tiering = |vm: &Vm<P>| vm.manager.needs().tiering;
         if world.vms.first().map(tiering) != Some(Tiering::Hardware) {
@@ -329,7 +328,7 @@ impl Setup {
         Ok(())
     }
 
-    /// What the manager of a program's memory has to do with.
+    /// The manager's view of a program's memory.
     fn managed<P: Program>(&self, program: &P) -> Managed<'_> {
         let bytes = program.regions().iter().map(|r| r.bytes.0).sum();
         Managed {
@@ -342,7 +341,7 @@ impl Setup {
         }
     }
 
-    /// Sizes of a VM's nodes: what the program may use and what allocations leave free.
+    /// Sizes of a VM's nodes: the program's memory plus the watermark of allocations.
     pub(crate) fn nodes(&self) -> [ByteCount; 2] {
         nodes(self.usable)
     }
@@ -362,12 +361,12 @@ impl Setup {
     }
 }
 
-/// Sizes of nodes of which programs may use so much.
+/// Sizes of nodes that leave these sizes to programs.
 fn nodes([fast, slow]: [ByteCount; 2]) -> [ByteCount; 2] {
     [Watermarks::LINUX.around(fast), slow].map(|n| ByteCount(n.0.next_multiple_of(BLOCK_SIZE)))
 }
 
-/// All that is in some range, as ranges that do not overlap, sorted.
+/// The union of ranges, as sorted disjoint ranges.
 fn union(mut ranges: Vec<VirtRange>) -> Vec<VirtRange> {
     ranges.sort_unstable();
     let mut union: Vec<VirtRange> = vec![];
@@ -390,7 +389,7 @@ fn vms_of(scenario: &Scenario) -> u32 {
     named.filter(|&named| named > 0).unwrap_or(scenario.sim.vms)
 }
 
-/// Cores of the host: more than there are virtual CPUs are not used.
+/// Number of host cores, at most one for each virtual CPU.
 fn cores_of(scenario: &Scenario) -> u32 {
     let vcpus = scenario.machine.vcpus * vms_of(scenario);
     scenario.sim.cores.map_or(vcpus, |cores| cores.min(vcpus))
@@ -410,8 +409,8 @@ fn scale_for(scenario: &Scenario) -> Result<u32, SimError> {
     Ok(scale.unwrap_or(SCALE_MAX))
 }
 
-/// What the agent is set to, in the model's units. Latencies it has measured; the threshold is hardware's, as the lab's
-/// unit takes it.
+/// The agent's settings in the model's units. The agent measures latencies; the sampling threshold is the hardware's,
+/// as in the lab.
 fn agent_settings(scenario: &Scenario, dilation: u64) -> AgentSettings {
     let (tuning, machine) = (&scenario.agent, &scenario.machine);
     let latency_ns = |tier: &demeter_scenario::Tier| {
@@ -440,7 +439,7 @@ fn agent_settings(scenario: &Scenario, dilation: u64) -> AgentSettings {
     }
 }
 
-/// What a workload's speed is told in.
+/// The unit of a workload's speed.
 pub(crate) fn unit(workload: &Workload) -> Unit {
     match workload {
         Workload::Memlat(_) => Unit::NS,
@@ -475,7 +474,7 @@ mod tests {
             scale_for(&toml::from_str(&text).unwrap()).unwrap()
         };
         assert_eq!(scale(""), SCALE_MAX);
-        // A transaction has about a hundred accesses.
+        // A transaction makes about a hundred accesses.
         assert_eq!(scale("operations = 100_000"), 0);
         let few = scale("operations = 2_000_000");
         assert!((1..SCALE_MAX).contains(&few), "{few}");

@@ -1,5 +1,4 @@
-//! A grid of scenarios under several systems with several seeds: which runs these are, and what they
-//! give together.
+//! Sweeps: a grid of scenarios, run under several systems with several seeds.
 
 use std::num::NonZeroU32;
 
@@ -10,21 +9,21 @@ use crate::error::SimError;
 use crate::pool::Job;
 use crate::provision::variants;
 
-/// A sweep: all points of a grid, each under the same systems with the same number of seeds.
+/// A sweep: all points of a grid, each with the same systems and number of seeds.
 #[derive(Debug, Clone)]
 pub struct Sweep {
     points: Vec<Point>,
-    /// Empty for each point's own.
+    /// If empty, each point's own systems are used.
     systems: Vec<System>,
     seeds: NonZeroU32,
 }
 
 impl Sweep {
-    /// The sweep over `grid` under `systems`, or under the scenario's own where there are none; with
-    /// the scenario's seed and those that follow it.
+    /// A sweep over `grid` under `systems`. If `systems` is empty, the scenario's own are used. Seeds count up from the
+    /// scenario's.
     ///
     /// # Errors
-    /// When the settings of a point make no scenario, or the scenario has cases of its own.
+    /// When the settings of a point are invalid, or the scenario has cases of its own.
     pub fn new(grid: &Grid, systems: Vec<System>, seeds: NonZeroU32) -> Result<Self, SimError> {
         let points = grid.points()?;
         if points.iter().any(|point| !point.scenario.vary.is_empty()) {
@@ -43,7 +42,7 @@ impl Sweep {
         })
     }
 
-    /// Every run, in the order of the table.
+    /// All runs, in table order.
     pub fn jobs(&self) -> Vec<Job<'_>> {
         let mut jobs = Vec::new();
         for point in &self.points {
@@ -65,8 +64,8 @@ impl Sweep {
         jobs
     }
 
-    /// What the results of all [`Sweep::jobs`], in their order, give as one: a case for each point,
-    /// with the run in the middle of each system's; of a grid without axes, no cases.
+    /// Combines the results of all [`Sweep::jobs`], given in order: one case for each point, with the median run of
+    /// each system. A grid without axes has no cases.
     pub fn result(&self, results: &[SystemResult]) -> RunResult {
         let jobs = self.jobs();
         let runs: Vec<_> = jobs.iter().zip(results).collect();
@@ -113,7 +112,7 @@ mod tests {
             &[System::None, System::Demeter],
             3,
         );
-        // In each case 1, 2, 3 seconds of none, then 4, 5, 6 of demeter.
+        // In each case, `none` takes 1, 2, 3 seconds and `demeter` 4, 5, 6.
         let run = |(index, job): (usize, &Job<'_>)| SystemResult {
             name: job.system.to_string(),
             speed: Some(Speed::new(Unit::MOPS, (index % 6) as f64 + 1.0, None)),

@@ -1,4 +1,4 @@
-//! One core with its memory, for measuring how fast the model runs.
+//! One core and its memory, to benchmark the model itself.
 
 use demeter_policy::{ByteCount, GuestPhysAddr, GuestVirtAddr, PAGE_SIZE};
 
@@ -14,7 +14,7 @@ use crate::machine::tier::TierModel;
 use crate::machine::walk::Space;
 use crate::program::Access;
 
-/// How much of the machine is modelled.
+/// Parts of the machine to model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Model {
     /// Native walks, no data caches.
@@ -23,11 +23,11 @@ pub enum Model {
     NativeCaches,
     /// Nested walks, no data caches.
     Nested,
-    /// Nested walks, three levels of data cache, sampling: all that a system runs on.
+    /// Nested walks, three levels of data cache, sampling: the full model.
     Full,
 }
 
-/// A core whose memory is mapped in pages of 4 KiB, half of it in each tier.
+/// A core with memory in pages of 4 KiB, half in each tier.
 pub struct Testbed {
     core: Core,
     sampler: Sampler,
@@ -38,10 +38,10 @@ pub struct Testbed {
 }
 
 impl Testbed {
-    /// Where its memory begins.
+    /// Address of its memory.
     pub const BASE: GuestVirtAddr = GuestVirtAddr(1 << 30);
 
-    /// Maps so many bytes, at most 240 GiB, rounded up to a page.
+    /// Maps `bytes` of memory, at most 240 GiB, rounded up to a page.
     pub fn new(bytes: ByteCount) -> Self {
         let pages = bytes.0.div_ceil(PAGE_SIZE);
         let table_pages = table_bytes(bytes.0) / PAGE_SIZE;
@@ -83,10 +83,10 @@ impl Testbed {
         }
     }
 
-    /// Runs accesses, all of them inside; returns the simulated time in picoseconds.
+    /// Runs accesses within the mapped memory; returns the simulated time in picoseconds.
     ///
     /// # Panics
-    /// When one of them lies outside.
+    /// When an access lies outside.
     pub fn run(&mut self, model: Model, accesses: &[Access]) -> u64 {
         let mut bill = Bill::default();
         let mut tables = Tables {

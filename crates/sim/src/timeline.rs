@@ -1,4 +1,4 @@
-//! How things stand in the world, for the timeline of a run.
+//! Snapshots of the world for the timeline of a run.
 
 use demeter_outcome::{HISTORY_PREFIX, Meter, Moment, Timeline, Unit, Work, WorkloadResult};
 
@@ -11,9 +11,9 @@ use crate::vm::Vm;
 use crate::world::World;
 
 impl<P: Program> World<P> {
-    /// How all VMs together stand `at_ps` after the timed phase began. Virtual CPUs without a thread
-    /// have waited until then. The time of an operation is that of all threads together, those of
-    /// finished programs until they finished. The first work is that of all VMs, those that follow are theirs.
+    /// The state of all VMs `at_ps` after the start of the timed phase. Virtual CPUs without a thread must have
+    /// advanced to that time. The time of operations is that of all threads; finished programs count until their end.
+    /// The first `work` entry covers all VMs, the others one VM each.
     pub(crate) fn moment(&mut self, at_ps: u64, unit: &Unit) -> Moment {
         self.wait_until(at_ps);
         let flushes = self.vms.iter().fold(FlushCounts::default(), |mut sum, vm| {
@@ -76,8 +76,7 @@ impl<P: Program> World<P> {
         }
     }
 
-    /// Real pages of all VMs by the ones in their histories, first those with one; nothing where nobody
-    /// keeps histories.
+    /// Real pages of all VMs by the number of ones in their histories, from one on. Empty if no system keeps histories.
     fn pages_by_ones(&self) -> Vec<u64> {
         let mut sum = vec![];
         for pages in self.vms.iter().map(|vm| vm.manager.pages_by_ones()) {
@@ -89,7 +88,7 @@ impl<P: Program> World<P> {
         sum
     }
 
-    /// Where the time of all virtual CPUs went.
+    /// Time of all virtual CPUs by cause.
     pub(crate) fn bill(&self) -> Bill {
         let mut sum = Bill::default();
         for vcpu in self.vms.iter().flat_map(|vm| &vm.hardware.vcpus) {
@@ -98,24 +97,24 @@ impl<P: Program> World<P> {
         sum
     }
 
-    /// Mean over the VMs whose programs say what is hot.
+    /// Mean over the VMs whose programs declare a hot set.
     pub(crate) fn hot_in_fast(&mut self, at_ps: u64) -> Option<f64> {
         let host = &self.host;
         let shares = self.vms.iter_mut();
         let shares = shares.filter_map(|vm| vm.hot_in_fast(host, at_ps / 1000));
         let shares: Vec<f64> = shares.collect();
-        // Divided at the end, as the sum of ninths may be more than one.
+        // Divide once, at the end: a sum of rounded ninths may exceed one.
         (!shares.is_empty()).then(|| shares.iter().sum::<f64>() / shares.len() as f64)
     }
 }
 
-/// What a VM's manager takes for its working set, bytes.
+/// The manager's estimate of a VM's working set, bytes.
 fn working_set<P>(vm: &Vm<P>) -> u64 {
     vm.manager.working_set().map_or(0, |bytes| bytes.0)
 }
 
-/// What each of these VMs did, in their order; nothing without two names.
-/// `fast_bytes`: fast memory that each owned from each moment but the first on.
+/// Results of each of these VMs, in order; empty for fewer than two names. `fast_bytes`: fast memory that each VM
+/// owned, from the second moment on.
 pub(crate) fn of_each_vm(
     names: Vec<String>,
     moments: &[Moment],
@@ -147,8 +146,8 @@ pub(crate) fn of_each_vm(
     workloads
 }
 
-/// The timeline of a run from its state at the start and at the end of every interval. `elapsed_s`
-/// is how long the work took, if it was a fixed amount and is done.
+/// The timeline of a run, from its state at the start and after every interval. `elapsed_s` is the duration of a fixed
+/// amount of work that is complete.
 pub(crate) fn timeline(
     mut moments: Vec<Moment>,
     unit: Unit,
@@ -156,7 +155,7 @@ pub(crate) fn timeline(
     shift_at_s: Option<u64>,
 ) -> Timeline {
     if let Some(start) = moments.first_mut() {
-        // Those of first touch count, too: who publishes such counts takes a program's whole run.
+        // Flushes during first touch count as well, since published counts cover a program's whole run.
         start.counters.retain(|name, _| !name.starts_with("flush_"));
     }
     Timeline {

@@ -1,11 +1,10 @@
-//! A virtual machine: virtual CPUs, a guest's kernel, the program that runs in it, and what manages
-//! its memory.
+//! A virtual machine: virtual CPUs, a guest kernel, the program, and the memory manager.
 //!
 //! # Approach
-//! A virtual CPU takes a slice of its thread's accesses through its core, and what that costs
-//! moves its clock. Between slices come the events that are due: timer ticks, context switches,
-//! and the manager's. The caller always lets the core go on that is furthest behind, so that all
-//! clocks stay together and the order of events follows from them alone.
+//! A virtual CPU runs a slice of its thread's accesses on its core, and their cost advances its clock. Between slices
+//! it handles the events that are due: timer ticks, context switches, and the manager's turns. The caller always
+//! advances the core with the lowest clock. All clocks therefore stay close together, and they alone determine the
+//! order of events.
 //!
 //! # Properties
 //! - Each virtual CPU's bill adds up to its clock.
@@ -31,11 +30,10 @@ use crate::machine::walk::Space;
 use crate::program::Program;
 use crate::system::{Context, Manager, NEVER_PS};
 
-/// A VM's hardware, and what it has done.
+/// A VM's virtual hardware and its counters.
 pub(crate) struct Hardware {
     pub(crate) vcpus: Vec<Vcpu>,
-    /// The host's core on which each of them runs; the first ones differ from one another, as far
-    /// as there are cores.
+    /// The host core of each virtual CPU. The first ones are on distinct cores, as far as there are cores.
     pub(crate) placed: Vec<usize>,
     pub(crate) flushes: FlushCounts,
     pub(crate) space: Space,
@@ -45,7 +43,7 @@ pub(crate) struct Hardware {
 }
 
 impl Hardware {
-    /// Somebody on this virtual CPU, while so many run the program.
+    /// The actor on one virtual CPU, while the first `busy` virtual CPUs run the program.
     fn actor<'a>(&'a mut self, on: usize, busy: usize, machine: &'a mut Machine) -> Actor<'a> {
         let cores = self.placed.len().min(machine.cores.len());
         Actor {
@@ -70,7 +68,7 @@ pub(crate) struct Machine {
     pub(crate) memory: Memory,
 }
 
-/// What all VMs share.
+/// Resources shared by all VMs.
 pub(crate) struct Host {
     pub(crate) machine: Machine,
     pub(crate) hypervisor: Hypervisor,
@@ -83,15 +81,15 @@ pub(crate) struct Vm<P> {
     pub(crate) backing: Backing,
     pub(crate) manager: Box<dyn Manager>,
     pub(crate) program: P,
-    /// Operations that the program has completed.
+    /// Operations completed by the program.
     pub(crate) ops: u64,
-    /// Operations after which it is done; else it goes on for ever.
+    /// Number of operations to run; none for an endless run.
     pub(crate) share: Option<u64>,
-    /// When it was done.
+    /// Time at which the last operation completed.
     finished_ps: Option<u64>,
-    /// How long its operations took.
+    /// Latencies of its operations.
     pub(crate) latencies: Latencies,
-    /// None while it takes a slice.
+    /// None while the thread runs a slice.
     threads: Vec<Option<Box<Thread>>>,
     /// The thread that each virtual CPU runs.
     running: Vec<usize>,
@@ -99,17 +97,17 @@ pub(crate) struct Vm<P> {
     manager_due_ps: u64,
     worker_due_ps: u64,
     khugepaged_due_ps: u64,
-    /// When the timed phase began.
+    /// Start of the timed phase.
     start_ps: u64,
-    /// Virtual CPUs that have a thread to run: the first ones, and none once the program is done.
-    /// One thread fills memory for all.
+    /// Number of virtual CPUs with a thread to run, from the first; 0 once the program is done. One thread populates
+    /// memory for all.
     busy: usize,
-    /// Whether memory is being filled in the timed phase.
+    /// Whether the program still populates its memory in the timed phase.
     filling: bool,
 }
 
 impl<P: Program> Vm<P> {
-    /// A VM whose program has its memory, but has not touched it yet.
+    /// A VM with mapped but untouched program memory.
     pub(crate) fn new(
         hardware: Hardware,
         mut guest: Guest,
@@ -148,7 +146,7 @@ impl<P: Program> Vm<P> {
         }
     }
 
-    /// The manager, and what it acts on from a virtual CPU.
+    /// The manager, and the context in which it acts on a virtual CPU.
     pub(crate) fn manager_on<'a>(
         &'a mut self,
         on: usize,
@@ -178,15 +176,14 @@ impl<P: Program> Vm<P> {
             .unwrap_or(0)
     }
 
-    /// Lets every virtual CPU that has nothing to run wait until `at_ps` after the timed phase
-    /// began, if it is not there yet.
+    /// Advances every idle virtual CPU to `at_ps` after the start of the timed phase, unless it is later already.
     pub(crate) fn idle_until(&mut self, at_ps: u64) {
         let busy = self.busy;
         wait_until(&mut self.hardware.vcpus[busy..], self.start_ps + at_ps);
     }
 
-    /// The timed phase begins: all clocks are there, and the manager starts. `filling`: whether
-    /// memory is still to be filled.
+    /// Starts the timed phase: all clocks equal `start_ps`, and the manager starts. `filling`: whether memory is still
+    /// to be populated.
     pub(crate) fn start(&mut self, start_ps: u64, filling: bool) {
         wait_until(&mut self.hardware.vcpus, start_ps);
         self.start_ps = start_ps;
@@ -209,7 +206,7 @@ impl<P: Program> Vm<P> {
         self.sample();
     }
 
-    /// Ticks and context switches are due from now on, not all in the same moment.
+    /// Schedules ticks and context switches, staggered over the virtual CPUs.
     fn begin_events(&mut self, now_ps: u64) {
         let busy = self.busy.max(1) as u64;
         for (i, due) in self.due.iter_mut().enumerate() {
@@ -221,7 +218,7 @@ impl<P: Program> Vm<P> {
         }
     }
 
-    /// Lets the sampling units sample what the manager wants, if anything.
+    /// Sets the sampling units up as the manager requests.
     fn sample(&mut self) {
         let sampling = self.manager.sampling(self.hardware.k);
         let busy = self.busy.max(1) as u64;
@@ -237,7 +234,7 @@ impl<P: Program> Vm<P> {
     }
 }
 
-/// Lets virtual CPUs wait until `ps` that are not there yet.
+/// Advances virtual CPUs to `ps`, unless they are later already.
 fn wait_until(vcpus: &mut [Vcpu], ps: u64) {
     for vcpu in vcpus {
         let wait = ps.saturating_sub(vcpu.clock_ps);

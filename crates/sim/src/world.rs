@@ -1,4 +1,4 @@
-//! All VMs on one host, and time.
+//! All VMs on one host, and simulated time.
 
 use crate::cpu_scheduler::CpuScheduler;
 use crate::error::SimError;
@@ -8,19 +8,19 @@ use crate::program::Program;
 use crate::run::Digest;
 use crate::vm::{Host, Vm};
 
-/// Time over which the use of a tier's bandwidth is averaged; times the scale up to a point, as
-/// there are so many times fewer accesses.
+/// Interval over which a tier's used bandwidth is averaged. It grows with the scale up to a limit, as accesses become
+/// rarer.
 const WINDOW_PS: u64 = 1_000_000_000;
 const WINDOW_SCALE_MAX: u32 = 6;
 
-/// The world.
+/// The simulated host with all its VMs.
 pub(crate) struct World<P> {
     pub(crate) host: Host,
     pub(crate) vms: Vec<Vm<P>>,
     scheduler: CpuScheduler,
     pub(crate) k: u32,
     window_end_ps: u64,
-    /// When the timed phase began.
+    /// Start of the timed phase.
     start_ps: u64,
 }
 
@@ -37,7 +37,7 @@ impl<P: Program> World<P> {
         }
     }
 
-    /// Fills all memory, and begins the timed phase; where filling is `timed`, only the latter.
+    /// Populates all memory and starts the timed phase. If population is `timed`, only starts the phase.
     pub(crate) fn start(&mut self, timed_fill: bool) -> Result<(), SimError> {
         if !timed_fill {
             for vm in &mut self.vms {
@@ -56,8 +56,7 @@ impl<P: Program> World<P> {
         Ok(())
     }
 
-    /// Lets everything run until every virtual CPU has reached this time since the timed phase
-    /// began, or is done.
+    /// Runs until every virtual CPU is done or has reached this time of the timed phase.
     pub(crate) fn run_until(&mut self, end_ps: u64) -> Result<(), SimError> {
         let end_ps = self.start_ps + end_ps;
         loop {
@@ -74,7 +73,7 @@ impl<P: Program> World<P> {
         }
     }
 
-    /// Ends the windows that are over at `now_ps`; what was transferred counts for all of them.
+    /// Ends all windows that are over at `now_ps`. Their traffic is spread evenly over them.
     fn end_windows(&mut self, now_ps: u64) {
         let window_ps = window_ps(self.k);
         let more = (now_ps - self.window_end_ps) / window_ps + 1;
@@ -84,19 +83,19 @@ impl<P: Program> World<P> {
         self.window_end_ps += more * window_ps;
     }
 
-    /// When each program was done, since the timed phase began; nothing while any is not.
+    /// Time at which each program completed, in the timed phase; none while any still runs.
     pub(crate) fn elapsed_ps(&self) -> Option<Vec<u64>> {
         self.vms.iter().map(Vm::elapsed_ps).collect()
     }
 
-    /// How long operations took, of all programs that mark where they end.
+    /// Operation latencies of all programs that mark their operations.
     pub(crate) fn latencies(&self) -> Latencies {
         let mut all = Latencies::default();
         self.vms.iter().for_each(|vm| all.add_all(&vm.latencies));
         all
     }
 
-    /// Share of the work that is done, 0 to 1; 0 where it is not fixed.
+    /// Completed share of the work, 0 to 1; 0 if the work is not fixed.
     pub(crate) fn worked(&self) -> f64 {
         let share: u64 = self.vms.iter().filter_map(|vm| vm.share).sum();
         let ops: u64 = self.vms.iter().map(|vm| vm.ops).sum();
@@ -107,14 +106,14 @@ impl<P: Program> World<P> {
         }
     }
 
-    /// Lets virtual CPUs without a thread wait until `at_ps` after the timed phase began.
+    /// Advances virtual CPUs without a thread to `at_ps` after the start of the timed phase.
     pub(crate) fn wait_until(&mut self, at_ps: u64) {
         self.scheduler
             .wait_until(self.start_ps + at_ps, &mut self.vms);
         self.vms.iter_mut().for_each(|vm| vm.idle_until(at_ps));
     }
 
-    /// Adds where every virtual CPU's time went, what was moved and what was flushed to a hash.
+    /// Adds every virtual CPU's bill, all migrations and all flushes to a hash.
     pub(crate) fn digest(&self, digest: &mut Digest) {
         for vm in &self.vms {
             for vcpu in &vm.hardware.vcpus {

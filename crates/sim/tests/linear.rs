@@ -1,4 +1,4 @@
-//! The linear model of direct segments against the full one.
+//! Compares the linear model of direct segments with the full simulation.
 
 use std::collections::BTreeMap;
 use std::num::{NonZeroU32, NonZeroUsize};
@@ -9,7 +9,7 @@ use demeter_scenario::Scenario;
 use demeter_sim::linear::{Counters, Runs};
 use demeter_sim::{Limits, run_all};
 
-/// How far both may be apart.
+/// Maximum difference of the two.
 const WITHIN: f64 = 0.1;
 
 fn counters(system: &SystemResult) -> Counters {
@@ -86,7 +86,7 @@ fn the_linear_model_agrees_with_the_full_one() {
             ("direct-segment", predicted.direct_segment),
             ("dual-direct", predicted.dual_direct),
         ] {
-            // Where nothing is left to walk, no time of it is told.
+            // If no walk remains, the simulation reports no overhead.
             let full = overhead.of(modes[mode]).unwrap_or(0.0);
             if (predicted - full).abs() > WITHIN * full {
                 apart.push(format!(

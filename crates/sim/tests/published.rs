@@ -1,4 +1,4 @@
-//! Published figures that a shipped scenario reproduces within seconds.
+//! Tests that shipped scenarios reproduce published figures within seconds.
 
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::Path;
@@ -8,8 +8,8 @@ use demeter_outcome::RunResult;
 use demeter_scenario::Scenario;
 use demeter_sim::{Limits, run_all};
 
-/// What `scenarios/seed-flush.toml` does not reproduce: the authors' guest flushes its whole address
-/// space for more reasons than a scan.
+/// Figures that `scenarios/seed-flush.toml` does not reproduce. The authors' guest flushes its whole address space for
+/// more reasons than scans.
 const DISAGREE: [(&str, &str); 1] = [("g-tpp", "counters.flush_guest_local_all")];
 
 fn run(name: &str) -> RunResult {

@@ -1,7 +1,7 @@
-//! Memory of the fast node that is held, so that a scenario finds as much free there as it names.
+//! Ballast: locks memory of the fast node to leave a specified amount free.
 //!
-//! Held memory is bound to the node and locked: nobody's reclaim, demotion or balancing takes it. Only
-//! what is free is taken, a part at a time, so that the kernel never has to make room for it.
+//! Ballast memory is bound to the node and locked, so reclaim, demotion and balancing leave it alone. Only free memory
+//! is taken, in small parts, so the kernel never has to reclaim for it.
 
 use std::io;
 use std::path::PathBuf;
@@ -13,16 +13,16 @@ use crate::error::Error;
 use crate::inside::zones::node_free_mib;
 use crate::workload::bind;
 
-/// The most that is taken at once, MiB.
+/// Maximum size of one part, MiB.
 const PART_MIB: u64 = 256;
 
-/// How near is near enough, MiB: CPUs hold some free pages ready for themselves.
+/// Tolerance, MiB; per-CPU free pages make an exact amount impossible.
 const TOLERANCE_MIB: u64 = 2;
 
-/// More parts than the largest node that a scenario can name has (16 TiB).
+/// Maximum number of steps; exceeds the parts of the largest node in a scenario (16 TiB).
 const STEPS_MAX: usize = 1 << 17;
 
-/// Held memory; free again when dropped.
+/// Locked memory; dropping it frees it.
 #[derive(Debug)]
 pub struct Ballast {
     root: PathBuf,
@@ -30,7 +30,7 @@ pub struct Ballast {
     parts: Vec<Part>,
 }
 
-/// What brings the free memory nearer to what is wanted.
+/// The next step towards the desired free memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     Take(u64),
@@ -39,7 +39,7 @@ enum Step {
 }
 
 impl Ballast {
-    /// Nothing is held yet of `node`, as the kernel's files below `root` show it.
+    /// An empty ballast for `node`, with the kernel's files below `root`.
     pub fn new(root: PathBuf, node: NodeId) -> Self {
         Self {
             root,
@@ -48,10 +48,10 @@ impl Ballast {
         }
     }
 
-    /// Takes memory, or gives some back, until programs can take `wanted_mib` of the node.
+    /// Takes or frees memory until programs can allocate `wanted_mib` of the node.
     ///
     /// # Errors
-    /// When the node has less even with nothing held, with the figure; when it is not at rest.
+    /// When the node has less even without ballast (with the figure), or its free memory keeps changing.
     pub fn leave(&mut self, wanted_mib: u64, stop: &AtomicBool) -> Result<(), Error> {
         let mut free_mib = 0;
         for _ in 0..STEPS_MAX {
@@ -82,7 +82,7 @@ impl Ballast {
     }
 }
 
-/// What comes next. Each part that is taken is less than what is free of it, by all that is wanted.
+/// The next step. Each part is smaller than the free memory by the desired amount.
 fn step(free_mib: u64, wanted_mib: u64) -> Step {
     if free_mib > wanted_mib + TOLERANCE_MIB {
         Step::Take((free_mib - wanted_mib).min(PART_MIB))
@@ -93,20 +93,20 @@ fn step(free_mib: u64, wanted_mib: u64) -> Step {
     }
 }
 
-/// One part of it: a mapping of its own.
+/// One part of the ballast, with its own mapping.
 #[derive(Debug)]
 struct Part {
     base: *mut libc::c_void,
     bytes: usize,
 }
 
-// SAFETY: the mapping is the part's own, nobody reads or writes it, and any thread may unmap it.
+// SAFETY: the part owns the mapping, no code reads or writes it, and any thread may unmap it.
 unsafe impl Send for Part {}
 
 impl Part {
     fn take(node: NodeId, mib: u64) -> io::Result<Self> {
         let bytes = usize::try_from(mib * MIB).map_err(io::Error::other)?;
-        // SAFETY: a new anonymous mapping at an address of the kernel's choice.
+        // SAFETY: a new anonymous mapping at an address that the kernel chooses.
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -122,7 +122,7 @@ impl Part {
         }
         let part = Self { base, bytes };
         bind(base as u64, bytes as u64, node, libc::MPOL_BIND)?;
-        // SAFETY: locks, and thereby fills, exactly the mapping above.
+        // SAFETY: locks, and thereby populates, exactly the mapping above.
         match unsafe { libc::mlock(part.base, part.bytes) } {
             0 => Ok(part),
             _ => Err(io::Error::last_os_error()),
@@ -132,7 +132,7 @@ impl Part {
 
 impl Drop for Part {
     fn drop(&mut self) {
-        // SAFETY: unmaps exactly what `take` mapped; nobody else knows of it.
+        // SAFETY: unmaps exactly the mapping of `take`, to which there are no references.
         unsafe { libc::munmap(self.base, self.bytes) };
     }
 }
@@ -144,8 +144,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Whatever is free, and though others take some at every step, the steps end at what is
-        /// wanted or with nothing held, and never take what is wanted.
+        /// For any free memory, and even if others allocate at every step, the steps end at the target or with an empty
+        /// ballast. They never take memory of the target.
         #[test]
         fn steps_lead_to_what_is_wanted(
             node_mib in 1u64..1 << 20,

@@ -1,15 +1,15 @@
-//! The CPUs that a scenario's workload may use.
+//! CPU affinity of a scenario's workload.
 
 use std::io;
 
-/// This thread, and all that it starts, on some CPUs; dropped, it is where it was.
+/// CPU affinity of this thread and its children; dropping it restores the old affinity.
 #[derive(Debug)]
 pub struct Pinned {
     before: Vec<u32>,
 }
 
 impl Pinned {
-    /// Keeps this thread on `cpus`.
+    /// Pins this thread to `cpus`.
     pub fn to(cpus: &[u32]) -> io::Result<Self> {
         let before = allowed()?;
         pin(cpus)?;
@@ -19,14 +19,14 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // A CPU that was taken offline meanwhile is the kernel's to replace.
+        // The kernel replaces a CPU that went offline meanwhile.
         let _ = pin(&self.before);
     }
 }
 
-/// The CPUs that this thread may use.
+/// The CPUs allowed for this thread.
 pub fn allowed() -> io::Result<Vec<u32>> {
-    // SAFETY: a set of CPUs is plain bits; the kernel fills it.
+    // SAFETY: a CPU set is plain bits; the kernel fills it.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         if libc::sched_getaffinity(0, size_of_val(&set), &raw mut set) != 0 {
@@ -41,7 +41,7 @@ pub fn allowed() -> io::Result<Vec<u32>> {
 }
 
 fn pin(cpus: &[u32]) -> io::Result<()> {
-    // SAFETY: a set of CPUs is plain bits; numbers beyond it are left out.
+    // SAFETY: a CPU set is plain bits; larger numbers are skipped.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         for &cpu in cpus.iter().filter(|&&cpu| (cpu as i32) < libc::CPU_SETSIZE) {

@@ -1,4 +1,4 @@
-//! Whether this machine can run a scenario, and which of its parts.
+//! Checks whether this machine can run a scenario, and selects its nodes and CPUs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use super::cpus;
 use crate::error::Error;
 use crate::inside::zones::node_free_mib;
 
-/// Most processes that are looked at for another agent.
+/// Maximum number of processes searched for another agent.
 const PROCESSES_MAX: usize = 1 << 17;
 
 /// The parts of this machine that a scenario uses.
@@ -26,7 +26,7 @@ pub struct Machine {
     pub cpus: Vec<u32>,
 }
 
-/// What only other places can do.
+/// Refuses parts of a scenario that this machine cannot run.
 pub fn refuse_what_is_not_for_here(scenario: &Scenario) -> Result<(), Error> {
     let refuse = |what: &str, elsewhere: &str| {
         Err(Error::Unfit {
@@ -68,10 +68,10 @@ pub fn refuse_what_is_not_for_here(scenario: &Scenario) -> Result<(), Error> {
 }
 
 impl Machine {
-    /// The parts of the machine below `root` that the scenario needs, while nothing else uses them.
+    /// Selects and checks the nodes and CPUs for a scenario. The kernel's files are below `root`.
     ///
     /// # Errors
-    /// [`Error::Unfit`] says what the machine lacks.
+    /// [`Error::Unfit`] names the missing part.
     pub fn find(root: &Path, scenario: &Scenario) -> Result<Self, Error> {
         let unfit = |what: String, hint: &str| Error::Unfit {
             what,
@@ -93,7 +93,7 @@ impl Machine {
         if nodes > 2 {
             return Err(unfit(
                 format!(
-                    "{nodes} nodes of this machine have memory, and what overflows would fill any"
+                    "{nodes} nodes of this machine have memory, and overflow could go to any of them"
                 ),
                 "offline the memory of all but two (/sys/devices/system/node/nodeN/memoryM/online)",
             ));
@@ -128,7 +128,7 @@ impl Machine {
     }
 }
 
-/// So many CPUs of a node that we may use; of the whole machine where the node has none.
+/// The first `count` allowed CPUs of a node; of the whole machine if the node has none.
 fn cpus_of(root: &Path, node: NodeId, count: u32) -> Result<Vec<u32>, Error> {
     let path = root.join(format!("sys/devices/system/node/node{node}/cpulist"));
     let list = fs::read_to_string(&path).map_err(Error::io("read", &path))?;
@@ -148,7 +148,7 @@ fn cpus_of(root: &Path, node: NodeId, count: u32) -> Result<Vec<u32>, Error> {
     Ok(cpus)
 }
 
-/// Somebody's `demeter guest`, if one runs.
+/// The PID of a running `demeter guest`, if any.
 fn agent(root: &Path) -> Result<Option<Pid>, Error> {
     let proc = root.join("proc");
     let entries = fs::read_dir(&proc).map_err(Error::io("list", &proc))?;
@@ -157,21 +157,21 @@ fn agent(root: &Path) -> Result<Option<Pid>, Error> {
         name.to_str()?.parse().ok().map(Pid)
     });
     let is_agent = |pid: &Pid| {
-        // A process that ended meanwhile is no agent.
+        // A process that exited meanwhile is not an agent.
         let line = fs::read(proc.join(format!("{pid}/cmdline"))).unwrap_or_default();
         let line = String::from_utf8_lossy(&line).into_owned();
         let mut words = line.split('\0');
         let program = words.next().map(PathBuf::from);
         let is_ours = program.is_some_and(|p| p.file_name().is_some_and(|name| name == "demeter"));
-        // A subcommand may be shortened.
+        // A subcommand may be abbreviated.
         let subcommand = words.find(|word| !word.starts_with('-'));
         is_ours && subcommand.is_some_and(|word| !word.is_empty() && "guest".starts_with(word))
     };
     Ok(pids.into_iter().find(is_agent))
 }
 
-/// Where the agent gets its samples under `system`: what stands for the CPU's for `demeter`, so that
-/// no figure of another tracker goes by its name.
+/// The agent's sample source under `system`. For `demeter` it must be the CPU's sampling unit or its substitute, so
+/// that results of another tracker never carry its name.
 pub fn tracker(root: &Path, system: System) -> Result<Choice, Error> {
     if system == System::DemeterDamon {
         return Ok(Choice::Damon);
@@ -182,7 +182,7 @@ pub fn tracker(root: &Path, system: System) -> Result<Choice, Error> {
     };
     match choose(Choice::Perf, &settings) {
         Ok(_) => Ok(Choice::Perf),
-        // Within a lab VM.
+        // Inside a lab VM.
         Err(_) if choose(Choice::Lab, &settings).is_ok() => Ok(Choice::Lab),
         Err(why) => Err(Error::Unfit {
             what: format!("{system} needs samples of the CPU: {why}"),
@@ -195,7 +195,7 @@ pub fn tracker(root: &Path, system: System) -> Result<Choice, Error> {
 mod tests {
     use super::*;
 
-    /// A machine of two nodes, the second without CPUs, with so many MiB free.
+    /// A machine of two nodes with `free_mib` MiB free; the second has no CPUs.
     fn machine(free_mib: [u64; 2]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         let put = |path: String, text: String| {

@@ -1,9 +1,8 @@
-//! A scenario on this machine's own two nodes: the same workloads, systems, watchers and result as in
-//! a lab VM, without a VM.
+//! Runs a scenario on this machine's own two nodes, without a VM. Workloads, systems, observers and results are those
+//! of a lab VM.
 //!
-//! What is changed for a run is lent. The kernel's settings are as before at its end, also after
-//! Ctrl-C, an error or a panic; memory that was held is free again; all processes are gone. A SIGKILL
-//! alone leaves the settings as they are at that moment.
+//! All changes are temporary. At the end of a run, also after Ctrl-C, an error or a panic, the kernel's settings are
+//! restored, ballast is freed, and all processes are gone. Only SIGKILL leaves the current settings in place.
 
 mod ballast;
 mod cpus;
@@ -36,10 +35,10 @@ use crate::inside::{Fault, kernel};
 use crate::link::{Job, Level, VmMessage};
 use crate::vm::{Finder, Lab, in_place};
 
-/// What the agent may record, MiB.
+/// Maximum size of the agent's recording, MiB.
 const RECORD_MAX_MIB: u64 = 64;
 
-/// This machine, ready for a scenario's systems. Dropped, it is as it was.
+/// This machine, prepared for a scenario's systems. Dropping it restores the machine.
 #[derive(Debug)]
 pub struct Here<'a> {
     scenario: &'a Scenario,
@@ -47,18 +46,17 @@ pub struct Here<'a> {
     stop: &'a AtomicBool,
     root: PathBuf,
     machine: Machine,
-    // In this order memory is free before the kernel's settings are as before.
+    // In this order, memory is freed before the kernel's settings are restored.
     ballast: Ballast,
     _pinned: Pinned,
     _lent: Lent,
 }
 
 impl<'a> Here<'a> {
-    /// Takes the machine, if it can run all of the scenario. Nothing of it is changed yet but which
-    /// CPUs this thread may use.
+    /// Prepares the machine, if it can run all of the scenario. Changes nothing yet except this thread's CPU affinity.
     ///
     /// # Errors
-    /// [`Error::Unfit`] says why it cannot.
+    /// [`Error::Unfit`] gives the reason.
     pub fn new(scenario: &'a Scenario, lab: &'a Lab, stop: &'a AtomicBool) -> Result<Self, Error> {
         machine::refuse_what_is_not_for_here(scenario)?;
         // SAFETY: takes nothing and cannot fail.
@@ -86,7 +84,7 @@ impl<'a> Here<'a> {
         })
     }
 
-    /// Runs one system, and hands each report to `say` as it comes.
+    /// Runs one system, and passes each report to `say`.
     pub fn run(
         &mut self,
         system: System,
@@ -119,7 +117,7 @@ impl<'a> Here<'a> {
             Fault::AgentDied(_) | Fault::AgentStuck(_) | Fault::AgentSilent(_) => Error::Here {
                 system,
                 what: format!("{why}; {} is kept", bed.agent_log.display()),
-                // It is what the message names.
+                // The file that the message names.
                 said: last_line(&folder.keep().join("agent.log")),
             },
             why => fault(why),
@@ -180,7 +178,7 @@ impl<'a> Here<'a> {
     }
 }
 
-/// One system from filling memory to the verified end.
+/// Measures one system, from populating memory to verification.
 fn measure(
     bed: &Testbed<'_>,
     job: &Job,
@@ -204,7 +202,7 @@ fn course(
     let hot = match fill(bed, workload) {
         Ok(hot) => hot,
         Err(fault) => {
-            // The first fault is what is told.
+            // Report the first error only.
             let _ = rival.stop();
             return Err(fault);
         }
@@ -237,7 +235,7 @@ fn fault(system: System, fault: Fault) -> Error {
 /// The agent's recording in a run's folder.
 const RECORDING: &str = "agent.rec";
 
-/// Copies what the agent left to `kept`, named after scenario and system.
+/// Copies the agent's files to `kept`, named after scenario and system.
 fn keep_logs(folder: &Path, kept: &Path, scenario: &str, system: System) -> Result<(), Error> {
     fs::create_dir_all(kept).map_err(Error::io("create", kept))?;
     for name in ["agent.log", RECORDING] {
@@ -250,7 +248,7 @@ fn keep_logs(folder: &Path, kept: &Path, scenario: &str, system: System) -> Resu
     Ok(())
 }
 
-/// The last line of a log, as far as it can be read.
+/// The last line of a log, as far as it is readable.
 fn last_line(log: &Path) -> String {
     let text = fs::read_to_string(log).unwrap_or_default();
     text.lines().next_back().unwrap_or_default().to_owned()

@@ -1,18 +1,18 @@
-//! The kernel's settings, lent: whatever a run changes is as before once this is dropped.
+//! Kernel settings that are restored after a run.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::inside::kernel;
 
-/// What the settings were; dropped, they are so again.
+/// Saved settings; dropping this restores them.
 #[derive(Debug)]
 pub struct Lent {
     before: Vec<(PathBuf, String)>,
 }
 
 impl Lent {
-    /// Remembers the settings below `root`. Those that this kernel lacks are nobody's.
+    /// Saves the settings below `root`. Settings that this kernel lacks are skipped.
     pub fn new(root: &Path) -> Self {
         let read = |file: &&str| {
             let path = root.join(file);
@@ -29,13 +29,13 @@ impl Drop for Lent {
     fn drop(&mut self) {
         for (path, value) in &self.before {
             if let Err(error) = fs::write(path, value) {
-                tracing::error!("{} is not {value} again: {error}", path.display());
+                tracing::error!("cannot restore {} to {value}: {error}", path.display());
             }
         }
     }
 }
 
-/// The value of a setting: the word in brackets where the kernel lists all that it knows.
+/// The current value of a setting: the word in brackets if the kernel lists all values.
 fn chosen(text: &str) -> &str {
     let in_brackets = || text.split_once('[')?.1.split_once(']');
     in_brackets().map_or(text.trim(), |(word, _)| word)

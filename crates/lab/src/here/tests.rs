@@ -1,4 +1,4 @@
-//! A workload from its start to its end, with a script in place of gups, on this machine as it is.
+//! Complete runs of a workload on this machine, with a script in place of gups.
 
 use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::Ordering;
@@ -8,7 +8,7 @@ use demeter_policy::NodeId;
 
 use super::*;
 
-/// A folder with a gups that does this.
+/// A folder with a fake gups.
 struct Fake {
     folder: tempfile::TempDir,
     job: Job,
@@ -57,7 +57,7 @@ impl Fake {
         (outcome, reports)
     }
 
-    /// The number of the process that ran, once it does.
+    /// PID of the workload, once it runs.
     fn pid(&self) -> Option<u32> {
         let text = fs::read_to_string(self.folder.path().join("pid")).ok()?;
         text.trim().parse().ok()
@@ -98,7 +98,7 @@ fn a_workload_is_measured_to_its_verified_end() {
     else {
         panic!("{reports:?}")
     };
-    // Nothing is mapped in the first pages of a process.
+    // The first pages of a process are never mapped.
     assert_eq!((*share, interval.hot_in_fast), (0.0, Some(0.0)));
     assert_eq!((*t_s, *words, *errors), (1.0, 7, 1));
     assert!(fake.is_gone());

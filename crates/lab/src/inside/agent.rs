@@ -1,4 +1,4 @@
-//! The agent under test, or the controller in its place, as its own process.
+//! The agent under test, or the controller, as a separate process.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
@@ -16,41 +16,41 @@ use super::testbed::Testbed;
 use crate::link::{AGENT_RECORDING_PATH, HOST_CONFIG_PATH, HOST_SOCKET_PATH, VmMessage, to_hex};
 use crate::vm::dies_with_this_thread;
 
-/// How much of the end of the log reaches the host, bytes.
+/// Size of the log's tail that is sent to the host, bytes.
 const LOG_TAIL_BYTES: u64 = 64 * 1024;
 
-/// Bytes of the recording in one line to the host.
+/// Bytes of a recording per line to the host.
 const RECORDING_PART_BYTES: usize = 64 * 1024;
 
-/// How long the agent may take to end once it is told to.
+/// Time limit for the agent to exit after SIGTERM.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 
-/// How long a question to the agent may take.
+/// Time limit of a request to the agent.
 const STATUS_LIMIT: Duration = Duration::from_millis(500);
 
-/// How long a question to the controller may take.
+/// Time limit of a request to the controller.
 const ASK_LIMIT: Duration = Duration::from_secs(5);
 
-/// How long the agent may take until it answers, and between two looks whether it does.
+/// Time limit until the agent first answers, and the polling interval.
 const START_LIMIT: Duration = Duration::from_secs(20);
 const START_LOOK: Duration = Duration::from_millis(20);
 
-/// While nothing moves, one of so many calls really asks.
+/// While figures do not change, one call in this many sends a request.
 const QUIET_CALLS: u32 = 5;
 
-/// A running agent; ended when dropped, and killed where it does not end.
+/// A running agent. Dropping it stops it, by SIGKILL if it does not exit.
 #[derive(Debug)]
 pub struct AgentProcess {
     child: Child,
     socket: PathBuf,
     moved_bytes: Option<(u64, u64)>,
-    /// Calls since the figures were last seen to change.
+    /// Calls since the figures last changed.
     quiet: u32,
 }
 
 impl AgentProcess {
-    /// Starts the agent with process `target` as its only target, where its configuration does not name others. Where
-    /// the VM has a port for it, it serves the host's requests as well.
+    /// Starts the agent for the process `target`. A configuration with targets of its own takes precedence. If the VM
+    /// has the port, the agent also serves the host's requests.
     pub fn start(bed: &Testbed<'_>, target: Pid) -> Result<Self, Fault> {
         if bed.agent_has_targets {
             return Self::start_for_all(bed);
@@ -60,25 +60,25 @@ impl AgentProcess {
         Self::spawn(bed, &["guest", "-v", "--config", &config, "--pid", &pid])
     }
 
-    /// Starts an agent that manages nothing and only serves the host's requests.
+    /// Starts an agent that only serves the host's requests and manages nothing.
     pub fn start_relay(bed: &Testbed<'_>) -> Result<Self, Fault> {
         Self::spawn(bed, &["guest", "-v", "--relay-only"])
     }
 
-    /// Starts an agent whose configuration names its targets, and that serves the host's requests.
+    /// Starts an agent with configured targets, which also serves the host.
     pub fn start_for_all(bed: &Testbed<'_>) -> Result<Self, Fault> {
         let config = bed.agent_config.to_string_lossy();
         Self::spawn(bed, &["guest", "-v", "--config", &config])
     }
 
-    /// Starts the controller, for a host's guest.
+    /// Starts the controller, in a host with guests.
     pub fn start_controller(bed: &Testbed<'_>) -> Result<Self, Fault> {
         Self::spawn(bed, &["host", "-v", "--config", HOST_CONFIG_PATH])
     }
 
-    /// Kills it without warning.
+    /// Kills it with SIGKILL.
     pub fn kill(&mut self) {
-        // Both fail only when it has ended already, which is as well.
+        // Both fail only if it has exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -98,7 +98,7 @@ impl AgentProcess {
             .stdin(Stdio::null())
             .stdout(log)
             .stderr(stderr)
-            // Ctrl-C is for whoever measures, who then stops it.
+            // Ctrl-C must reach the measuring process only, which then stops the agent.
             .process_group(0);
         dies_with_this_thread(&mut command);
         let child = command.spawn().map_err(Fault::io("start", &program))?;
@@ -115,7 +115,7 @@ impl AgentProcess {
         Pid(self.child.id())
     }
 
-    /// Fails when it has ended.
+    /// Fails if it has exited.
     pub fn check(&mut self) -> Result<(), Fault> {
         match self
             .child
@@ -127,11 +127,11 @@ impl AgentProcess {
         }
     }
 
-    /// Bytes that it says it has promoted and demoted, verified by node. An agent that does not
-    /// answer, because it is not up yet or busy, leaves the last known figures.
+    /// Bytes promoted and demoted, as the agent reports them and verified by node. If the agent does not answer,
+    /// because it is starting or busy, the last figures are returned.
     ///
-    /// While they do not change it is asked less often: every question switches tasks, which
-    /// empties the emulator's TLB and slows the workload under this system alone.
+    /// While they do not change, requests are less frequent. Every request switches tasks, which empties the emulator's
+    /// TLB and slows the workload under this system only.
     pub fn moved_bytes(&mut self) -> Option<(u64, u64)> {
         if !self.quiet.is_multiple_of(QUIET_CALLS) {
             self.quiet += 1;
@@ -148,8 +148,8 @@ impl AgentProcess {
         self.moved_bytes
     }
 
-    /// Waits until it answers, so that its start is over. An emulator translates a program as it runs for the first
-    /// time: what a start takes here, a few tenths of a second, says nothing of a machine, where it is milliseconds.
+    /// Waits for its first answer, which ends its start. An emulator translates a program when it first runs. A start
+    /// therefore takes some tenths of a second here, but only milliseconds on hardware.
     pub fn await_up(&mut self) -> Result<(), Fault> {
         let deadline = Instant::now() + START_LIMIT;
         while ask_moved(&self.socket).is_none() {
@@ -162,7 +162,7 @@ impl AgentProcess {
         Ok(())
     }
 
-    /// Tells it to end, and waits for that.
+    /// Sends SIGTERM and waits for its exit.
     pub fn stop(mut self) -> Result<(), Fault> {
         self.check()?;
         match self.end()? {
@@ -172,10 +172,9 @@ impl AgentProcess {
         }
     }
 
-    /// Tells it to end; returns how it did, if it did in time. It must not have been waited for.
+    /// Sends SIGTERM; returns the exit status, if it exits in time. Must not be called after it was waited for.
     fn end(&mut self) -> Result<Option<ExitStatus>, Fault> {
-        // SAFETY: a signal to our own child, which has not been waited for, so that its number
-        // is still its own.
+        // SAFETY: a signal to our own child. It was not waited for, so its PID is not reused.
         unsafe { libc::kill(self.child.id() as libc::pid_t, libc::SIGTERM) };
         let deadline = Instant::now() + STOP_LIMIT;
         while Instant::now() < deadline {
@@ -191,7 +190,7 @@ impl AgentProcess {
 
 impl Drop for AgentProcess {
     fn drop(&mut self) {
-        // What it has set up in the kernel is its own to take down.
+        // Only the agent can undo its changes in the kernel.
         if matches!(self.child.try_wait(), Ok(None)) {
             let _ = self.end();
         }
@@ -199,19 +198,19 @@ impl Drop for AgentProcess {
     }
 }
 
-/// Asks the controller of a host's guests.
+/// Sends a request to the controller of a host's guests.
 pub fn ask_controller(question: &str, body: &str) -> Result<String, Fault> {
     let text = demeter_http::ask(Path::new(HOST_SOCKET_PATH), question, body, ASK_LIMIT);
     text.map_err(|error| Fault::Guest(format!("has no controller: {error}")))
 }
 
-/// What that controller knows.
+/// The controller's view of its VMs.
 pub fn controllers_view() -> Result<HostView, Fault> {
     let text = ask_controller("GET /v1/vms", "")?;
     serde_json::from_str(&text).map_err(|e| Fault::io("decode", "GET /v1/vms")(e.into()))
 }
 
-/// The end of the agent's log; empty when there is none.
+/// The tail of the agent's log; empty if there is none.
 pub fn log_tail(bed: &Testbed<'_>) -> String {
     let tail = || -> std::io::Result<Vec<u8>> {
         let mut log = File::open(&bed.agent_log)?;
@@ -224,7 +223,7 @@ pub fn log_tail(bed: &Testbed<'_>) -> String {
     String::from_utf8_lossy(&tail().unwrap_or_default()).into_owned()
 }
 
-/// Sends what the agent has recorded, if it has.
+/// Sends the agent's recording, if there is one.
 pub fn send_recording(link: &mut Link) -> Result<(), Fault> {
     let Ok(mut recording) = File::open(AGENT_RECORDING_PATH) else {
         return Ok(());
@@ -241,7 +240,7 @@ pub fn send_recording(link: &mut Link) -> Result<(), Fault> {
     }
 }
 
-/// Asks `GET /v1/status` of the agent's socket.
+/// Requests `GET /v1/status` on the agent's socket.
 fn ask_moved(socket: &Path) -> Option<(u64, u64)> {
     if !fs::exists(socket).ok()? {
         return None;
@@ -249,7 +248,7 @@ fn ask_moved(socket: &Path) -> Option<(u64, u64)> {
     moved(&demeter_http::ask(socket, "GET /v1/status", "", STATUS_LIMIT).ok()?)
 }
 
-/// The bytes promoted and demoted, of an agent's status.
+/// Bytes promoted and demoted, from an agent's status.
 fn moved(status: &str) -> Option<(u64, u64)> {
     let status: serde_json::Value = serde_json::from_str(status).ok()?;
     Some((
@@ -265,7 +264,7 @@ mod tests {
 
     use super::*;
 
-    /// A process in an agent's place.
+    /// A process that stands in for an agent.
     fn agent(script: &str, socket: &Path) -> AgentProcess {
         AgentProcess {
             child: Command::new("sh").args(["-c", script]).spawn().unwrap(),
@@ -280,12 +279,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("guest.sock");
         let listener = UnixListener::bind(&socket).unwrap();
-        // Ends with the test's process: how often it is asked is up to the machine's speed.
+        // Ends with the test's process: the number of requests depends on the machine's speed.
         std::thread::spawn(move || {
             let status = "{\"promoted_bytes\": 1, \"demoted_bytes\": 2}";
             let length = status.len();
             let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{status}");
-            // Who comes first is sent away, as by an agent that is busy.
+            // Rejects the first request, like a busy agent.
             for mut asked in listener.incoming().skip(1).flatten() {
                 let _ = asked.read(&mut [0; 1024]);
                 let _ = asked.write_all(answer.as_bytes());

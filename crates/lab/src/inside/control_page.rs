@@ -1,5 +1,5 @@
-//! The control page that the emulator's plugin shares with the VM: the first page of BAR 2 of an
-//! ivshmem device. Its layout is in plugin/shared_page.h.
+//! The control page shared by the emulator's plugin and the VM: the first page of BAR 2 of an ivshmem device.
+//! plugin/shared_page.h defines its layout.
 
 use std::fs::{self, File};
 use std::io;
@@ -16,25 +16,25 @@ const MAGIC_AT: usize = 0;
 
 /// Byte offsets of the page's fields.
 pub mod field {
-    /// Whether slow memory is slow.
+    /// Whether slow memory is delayed.
     pub const ARMED: usize = 16;
-    /// Loads between two samples.
+    /// Loads per sample.
     pub const PERIOD: usize = 20;
-    /// Number of the page that the plugin is shown.
+    /// Sequence number of the page shown to the plugin.
     pub const ASKED: usize = 28;
-    /// 64 bits: its virtual address.
+    /// 64 bits: the page's virtual address.
     pub const PAGE_GVA: usize = 32;
-    /// 64 bits: its physical address.
+    /// 64 bits: the page's physical address.
     pub const PAGE_GPA: usize = 40;
-    /// Its node.
+    /// The page's node.
     pub const PAGE_NODE: usize = 48;
-    /// Number of the page that the plugin saw last.
+    /// Sequence number of the page that the plugin saw last.
     pub const ANSWERED: usize = 52;
-    /// Ways of reporting addresses that fit all pages.
+    /// Bit mask of address formats that match all pages so far.
     pub const FITTING: usize = 56;
-    /// 64 bits: what the emulator reported for the page.
+    /// 64 bits: the address that the emulator reported for the page.
     pub const PAGE_REPORTED: usize = 64;
-    /// 64 bits: where the plugin takes node 1 to begin.
+    /// 64 bits: the start of node 1, as the plugin knows it.
     pub const SLOW_GPA: usize = 72;
 }
 
@@ -45,7 +45,7 @@ pub struct ControlPage {
 }
 
 impl ControlPage {
-    /// Finds and maps it.
+    /// Finds and maps the page.
     pub fn map(root: &Path) -> Result<Self, Fault> {
         let path = shared_memory(root)?;
         let file = File::options()
@@ -99,14 +99,14 @@ impl ControlPage {
 
     fn copy_out<T: Copy>(&self, at: usize) -> T {
         assert!(at.is_multiple_of(size_of::<T>()) && at + size_of::<T>() <= CONTROL_BYTES);
-        // SAFETY: inside the mapping and aligned, as checked above; the callers' integers have no
-        // invalid values. The plugin writes whenever it likes, hence volatile.
+        // SAFETY: inside the mapping and aligned, as checked above; the callers' integers have no invalid values.
+        // Volatile, as the plugin may write at any time.
         unsafe { self.page.add(at).cast::<T>().read_volatile() }
     }
 
     fn copy_in<T: Copy>(&self, at: usize, value: T) {
         assert!(at.is_multiple_of(size_of::<T>()) && at + size_of::<T>() <= CONTROL_BYTES);
-        // SAFETY: as in `copy_out`; the plugin reads whenever it likes.
+        // SAFETY: as in `copy_out`; the plugin may read at any time.
         unsafe { self.page.add(at).cast::<T>().write_volatile(value) }
     }
 }
@@ -118,7 +118,7 @@ impl Drop for ControlPage {
     }
 }
 
-/// The file of the memory that the plugin shares: the control page and the rings of samples behind it.
+/// The file of the plugin's shared memory: the control page, followed by the sample rings.
 pub fn shared_memory(root: &Path) -> Result<PathBuf, Fault> {
     Ok(find_device(root)?.join("resource2"))
 }
@@ -145,7 +145,7 @@ fn find_device(root: &Path) -> Result<PathBuf, Fault> {
 pub mod tests {
     use super::*;
 
-    /// A fake ivshmem device beside another one; the mapped file stands for its memory.
+    /// A fake ivshmem device beside another device; the mapped file represents its memory.
     pub fn machine(magic: u32) -> (tempfile::TempDir, PathBuf) {
         let root = tempfile::tempdir().unwrap();
         let devices = root.path().join("sys/bus/pci/devices");
@@ -164,7 +164,7 @@ pub mod tests {
         (root, memory)
     }
 
-    /// The same with the plugin's page.
+    /// A fake device with the plugin's page.
     pub fn machine_with_plugin() -> (tempfile::TempDir, PathBuf) {
         machine(MAGIC)
     }
@@ -192,7 +192,7 @@ pub mod tests {
                 Some("uint64_t") => 8,
                 _ => continue,
             };
-            // As the C compiler lays them out.
+            // Alignment follows the C compiler's rules.
             at = usize::next_multiple_of(at, bytes);
             offsets.insert(words.next().unwrap().trim_end_matches(';'), at);
             at += bytes;

@@ -1,4 +1,4 @@
-//! What the kernel counted: CPU time by cause, and page movement.
+//! Kernel counters: CPU time by cause, and page migrations.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +13,7 @@ use crate::link::Totals;
 /// Ticks a second in /proc/stat and /proc/PID/stat: USER_HZ, which x86-64 and arm64 fix at 100.
 const TICKS_PER_S: f64 = 100.0;
 
-/// Kernel threads that manage memory: the start of a thread's name, and its cause in results.
+/// Kernel threads that manage memory: prefix of the thread's name, and its cause in results.
 const KERNEL_THREADS: [(&str, &str); 4] = [
     ("kswapd", "kswapd"),
     ("kdamond", "kdamond"),
@@ -21,18 +21,18 @@ const KERNEL_THREADS: [(&str, &str); 4] = [
     ("khugepaged", "khugepaged"),
 ];
 
-/// The cause that the workload's own time is charged to.
+/// The cause of the workload's own time.
 const WORKLOAD: &str = "workload";
 
-/// Fields of /proc/PID/stat: user and system time of the process, and of its ended children.
+/// Fields of /proc/PID/stat: user and system time of the process, and of its exited children.
 const OWN: [usize; 2] = [14, 15];
 const ENDED_CHILDREN: [usize; 2] = [16, 17];
 
-/// Where KVM counts, for all VMs together.
+/// KVM's counters, for all VMs together.
 const KVM: &str = "sys/kernel/debug/kvm";
 
-/// What is kept of that: flushes of a virtual CPU's TLB and of all, the requests for the latter,
-/// second-level faults that were resolved by a new entry, and exits.
+/// The KVM counters in results: TLB flushes of one virtual CPU and of all, requests for the latter, exits, and
+/// second-level faults that added an entry.
 const KVM_COUNTERS: [&str; 6] = [
     "tlb_flush",
     "remote_tlb_flush",
@@ -42,10 +42,10 @@ const KVM_COUNTERS: [&str; 6] = [
     "exits",
 ];
 
-/// Most processes looked at for kernel threads.
+/// Maximum number of processes searched for kernel threads.
 const PROCESSES_MAX: usize = 4096;
 
-/// Reads counters of the whole VM and of the processes that it was told of.
+/// Reads counters of the whole VM and of selected processes.
 #[derive(Debug)]
 pub struct Counters {
     root: PathBuf,
@@ -68,17 +68,15 @@ impl Counters {
         self.followed.push((pid, cause));
     }
 
-    /// Charges the CPU time of these processes, and of all children of this one that have ended, to
-    /// the workload.
+    /// Charges the CPU time of these processes to the workload. All exited children of this process count, too.
     pub fn follow_workload(&mut self, pids: &[Pid]) {
         self.followed.retain(|(_, cause)| *cause != WORKLOAD);
         let pids = pids.iter().map(|pid| (*pid, WORKLOAD));
         self.followed.extend(pids);
     }
 
-    /// Follows the kernel threads that manage memory and exist now. Called before and after a
-    /// system is switched on, and once it is under way; looking at every thread each second would cost more than some of
-    /// the systems do.
+    /// Follows the current kernel threads that manage memory. It is called before and after a system is switched on,
+    /// and once later. Checking all threads every second would cost more CPU time than some of the systems.
     pub fn follow_kernel_threads(&mut self) -> Result<(), Fault> {
         let proc = self.root.join("proc");
         for entry in fs::read_dir(&proc)
@@ -89,7 +87,7 @@ impl Counters {
             let Some(pid) = name.to_str().and_then(|n| n.parse().ok()).map(Pid) else {
                 continue;
             };
-            // A thread that ended meanwhile is nobody's.
+            // Ignores a thread that exited meanwhile.
             let comm = fs::read_to_string(proc.join(&name).join("comm")).unwrap_or_default();
             let cause = KERNEL_THREADS
                 .iter()
@@ -103,7 +101,7 @@ impl Counters {
         Ok(())
     }
 
-    /// Everything counted since boot, without bytes moved.
+    /// All counts since boot, without bytes moved.
     pub fn read(&self) -> Result<Totals, Fault> {
         let mut totals = Totals {
             system_s: self.system_s()?,
@@ -146,9 +144,8 @@ impl Counters {
         }
     }
 
-    /// User and system time of a process with all its threads, or of its children that have ended:
-    /// these fields of /proc/PID/stat (proc(5)), counted behind the name because that may hold
-    /// spaces. Zero for a process that has gone.
+    /// User and system time of a process with all its threads, or of its exited children, from /proc/PID/stat
+    /// (proc(5)). Fields are counted after the name, which may contain spaces. Zero for a process that has exited.
     fn process_s(&self, pid: Pid, fields_at: [usize; 2]) -> (f64, f64) {
         let path = self.root.join(format!("proc/{pid}/stat"));
         let text = fs::read_to_string(path).unwrap_or_default();
@@ -163,8 +160,7 @@ impl Counters {
         (seconds(fields_at[0]), seconds(fields_at[1]))
     }
 
-    /// What KVM has counted for the VMs that run now (Documentation/virt/kvm/api.rst names some); nothing
-    /// where there is no KVM.
+    /// KVM's counters for the running VMs (Documentation/virt/kvm/api.rst names some); empty without KVM.
     pub fn kvm(&self) -> BTreeMap<String, u64> {
         let read = |name: &&str| {
             let text = fs::read_to_string(self.root.join(KVM).join(name)).ok()?;
@@ -229,7 +225,7 @@ mod tests {
         counters.follow_kernel_threads().unwrap();
         let totals = counters.read().unwrap();
         assert_eq!(totals.system_s, 3.67);
-        // With a second of a child that has ended.
+        // Includes a second of an exited child.
         assert_eq!(totals.cpu_s["workload_user"], 2.5);
         assert_eq!(totals.cpu_s["workload_system"], 0.6);
         assert_eq!(totals.cpu_s["agent_user"], 0.0);

@@ -1,19 +1,19 @@
-//! The switch that makes slow memory slow: a word in the emulator's control page. Memory is filled
-//! while it is off, because filling takes a minute otherwise and nobody measures it.
+//! The switch for the slow memory delay: a word in the emulator's control page. Memory is populated while it is off,
+//! since populating would take a minute otherwise and is not measured.
 
 use std::path::Path;
 
 use super::control_page::{ControlPage, field};
 use super::fault::Fault;
 
-/// Slow memory is slow while this lives.
+/// Enables the slow memory delay during its lifetime.
 #[derive(Debug)]
 pub struct Delay {
     page: ControlPage,
 }
 
 impl Delay {
-    /// Switches the delay on.
+    /// Enables the delay.
     pub fn arm(root: &Path) -> Result<Self, Fault> {
         let page = ControlPage::map(root)?;
         page.write(field::ARMED, 1);

@@ -1,57 +1,57 @@
-//! What can go wrong inside a VM; the host prints it.
+//! Errors inside a VM, which the host prints.
 
 use std::io;
 use std::path::Path;
 
-/// Why a job failed.
+/// An error that ends a job.
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
-    /// The kernel refused something.
+    /// A system call failed.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried, on which file.
+        /// The operation and its file.
         what: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// This kernel lacks what the system under test needs.
+    /// The kernel lacks a feature that the system under test needs.
     #[error("{what}; {hint}")]
     Unsupported {
-        /// What is missing.
+        /// The missing feature.
         what: String,
-        /// What the person can do.
+        /// A hint for the user.
         hint: &'static str,
     },
-    /// The emulator's plugin cannot tell the tiers apart.
+    /// The emulator's plugin cannot distinguish the tiers.
     #[error(
         "the emulator's plugin cannot tell fast from slow memory: {0}; set DEMETER_QEMU to another \
          QEMU, 7.2 and 10.0 are known to work"
     )]
     Tiers(String),
-    /// The workload broke its protocol or ended early.
+    /// The workload violated its protocol or exited early.
     #[error("the workload {0}")]
     Workload(String),
-    /// A host's guest went wrong.
+    /// A host's guest failed.
     #[error("the guest {0}")]
     Guest(String),
-    /// A program went wrong.
+    /// A program failed.
     #[error("{name}: the program {what}")]
     Program {
         /// Its name.
         name: String,
-        /// What is wrong with it.
+        /// The problem.
         what: String,
     },
-    /// The person asked us to stop.
+    /// The user asked to stop.
     #[error("interrupted")]
     Interrupted,
-    /// The host said something else than to go on.
+    /// The host's order was not to continue.
     #[error("the host's order is {0:?} instead of \"go\"")]
     Order(Option<String>),
-    /// The agent ended before it was told to.
+    /// The agent exited early.
     #[error("the agent ended early ({0}); see its log")]
     AgentDied(std::process::ExitStatus),
-    /// The agent did not end when it was told to.
+    /// The agent did not exit when asked.
     #[error("the agent did not end within {0:?} of SIGTERM; see its log")]
     AgentStuck(std::time::Duration),
     /// The agent does not answer.
@@ -60,7 +60,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// For `map_err`: names the operation and the file.
+    /// Adds the operation and the file to an I/O error, for `map_err`.
     pub fn io(verb: &'static str, path: impl AsRef<Path>) -> impl FnOnce(io::Error) -> Self {
         let what = format!("{verb} {}", path.as_ref().display());
         move |source| Self::Io { what, source }

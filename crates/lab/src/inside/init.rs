@@ -1,4 +1,4 @@
-//! The VM's first process: mounts what programs need, runs the job, powers off.
+//! The VM's init process: mounts file systems, runs the job, powers off.
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -16,14 +16,14 @@ use crate::link::{
     GO, JOB_PATH, Job, LAST_WORDS, LINE_MAX_BYTES, LineReader, PORT_NAME, VmMessage,
 };
 
-/// How long the port to the host may take to come, and how often it is looked for.
+/// Time limit for the host's port to appear, and the polling interval.
 const PORT_WAIT: Duration = Duration::from_secs(10);
 const PORT_TICK: Duration = Duration::from_millis(10);
 
 /// Runs the job in [`JOB_PATH`] and powers the machine off.
 ///
-/// Only for the first process of a lab VM, which the kernel's command line starts so; anywhere
-/// else it refuses, because it mounts file systems and turns the machine off.
+/// It mounts file systems and powers the machine off. It therefore runs only as the init process of a lab VM, started
+/// by the kernel's command line.
 pub fn init() -> io::Result<()> {
     if std::process::id() != 1 || !Path::new(JOB_PATH).exists() {
         return Err(io::Error::other(
@@ -34,16 +34,16 @@ pub fn init() -> io::Result<()> {
         .and_then(|()| take_console())
         .and_then(|()| run())
     {
-        // Without a link the console's log is all that the host gets to see.
+        // Without a link, the host sees only the console's log.
         eprintln!("{LAST_WORDS}{fault}");
     }
     power_off()
 }
 
-/// Opens the link, runs the job and reports how it ended.
+/// Opens the link, runs the job and reports its result.
 fn run() -> Result<(), Fault> {
     let root = Path::new("/");
-    // Drivers that are modules find their devices some time after they are loaded.
+    // Drivers that are modules find their devices some time after loading.
     let patience = match modules::load_early(root)? {
         true => PORT_WAIT,
         false => Duration::ZERO,
@@ -85,7 +85,7 @@ fn mount_all() -> Result<(), Fault> {
     fs::create_dir("/run/demeter").map_err(Fault::io("create", "/run/demeter"))
 }
 
-/// Mounts a file system of this kind with these options of its own.
+/// Mounts a file system with its own options.
 pub fn mount(kind: &str, target: &str, options: &str) -> Result<(), Fault> {
     mount_at(kind, target, options).map_err(Fault::io("mount", target))
 }
@@ -110,7 +110,7 @@ fn mount_at(kind: &str, target: &str, options: &str) -> io::Result<()> {
     }
 }
 
-/// Sends this process's output, and that of its children, to the console's log.
+/// Redirects the output of this process and its children to the console's log.
 fn take_console() -> Result<(), Fault> {
     let path = "/dev/ttyS0";
     let console = File::options()
@@ -133,10 +133,10 @@ fn power_off() -> io::Result<()> {
     Err(io::Error::last_os_error())
 }
 
-/// What the host says, line by line.
+/// Orders of the host, one per line.
 pub type Orders = LineReader<File>;
 
-/// The way out to the host, and back.
+/// The connection to the host.
 #[derive(Debug)]
 pub struct Link {
     port: File,
@@ -145,7 +145,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// Opens the virtio-serial port named [`PORT_NAME`], which comes within this time.
+    /// Opens the virtio-serial port named [`PORT_NAME`], waiting at most `patience` for it.
     fn open(root: &Path, patience: Duration) -> Result<Self, Fault> {
         let deadline = Instant::now() + patience;
         let name = loop {
@@ -165,12 +165,12 @@ impl Link {
             port,
             path,
         };
-        // After a reset half a line of the VM's earlier life may lie in the pipe.
+        // After a reset, half a line from before may remain in the pipe.
         link.write(b"\n")?;
         Ok(link)
     }
 
-    /// What the host says, for another thread.
+    /// The host's orders, for another thread.
     pub fn orders(&self) -> Result<Orders, Fault> {
         let port = self.port.try_clone();
         Ok(LineReader::new(
@@ -178,7 +178,7 @@ impl Link {
         ))
     }
 
-    /// Waits until the host says [`GO`]. Its time limit bounds the wait.
+    /// Waits for the host's [`GO`]. The host's time limit bounds the wait.
     pub fn wait_for_go(&mut self) -> Result<(), Fault> {
         match self
             .orders
@@ -210,7 +210,7 @@ impl Link {
     }
 }
 
-/// The device's name under /dev, by the name that the host gave the port.
+/// The device name under /dev of the host's port.
 fn find_port(root: &Path) -> Result<String, Fault> {
     let found = port::find(root, PORT_NAME).map_err(Fault::io("find the port", PORT_NAME))?;
     found.ok_or_else(|| Fault::Unsupported {

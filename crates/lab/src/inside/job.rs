@@ -1,7 +1,7 @@
-//! One job from start to end: switch the system on, fill memory, watch, switch off, verify.
+//! One job from start to end: start the system, populate memory, measure, stop the system, verify.
 //!
-//! Everything happens on one thread that is woken by the workload's own events; there is no
-//! timer that could disagree with it, and the watching costs the same under every system.
+//! Everything runs on one thread, which the workload's own events wake. No separate timer can disagree with the
+//! workload, and measuring costs the same under every system.
 
 use std::path::Path;
 
@@ -26,7 +26,7 @@ use super::workload::{Next, Workload};
 use super::zones::node_free_mib;
 use crate::link::{Interval, Job, Level, Totals, VmMessage};
 
-/// Runs the job; what it finds goes over the link.
+/// Runs the job and reports over the link.
 pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
     if job.rounds {
         return rounds::run(link, job);
@@ -75,7 +75,7 @@ pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
     outcome
 }
 
-/// Everything from filling memory on.
+/// Runs the job from the population of memory on.
 fn course(
     link: &mut Link,
     bed: &Testbed<'_>,
@@ -86,7 +86,7 @@ fn course(
 ) -> Result<(), Fault> {
     let mut hot = fill(bed, workload)?;
     if job.level == (Level::Guest { is_tiered: false }) {
-        // In one node nobody here can tell what is fast.
+        // With one node, the VM cannot see which memory is fast.
         hot = None;
     }
     let delay = match job.level.is_guest() {
@@ -102,7 +102,7 @@ fn course(
     if job.settings.system.has_agent()
         && let Some(relay) = relay.take()
     {
-        // The agent takes over: the host's port has room for one.
+        // The agent replaces the relay, as the host's port accepts one connection.
         relay.stop()?;
     }
     let outcome = watch(bed, workload, hot, rival, &mut |report| {
@@ -128,8 +128,7 @@ fn course(
     Ok(())
 }
 
-/// Waits until the workload has filled its memory, whose accesses then do not count. Returns its hot
-/// set where that is known.
+/// Waits until the workload has populated its memory; these accesses do not count. Returns its hot set, if known.
 pub fn fill(bed: &Testbed<'_>, workload: &mut Workload<'_>) -> Result<Option<VirtRange>, Fault> {
     let hot = workload.fill()?;
     for pid in workload.pids() {
@@ -138,8 +137,8 @@ pub fn fill(bed: &Testbed<'_>, workload: &mut Workload<'_>) -> Result<Option<Vir
     Ok(hot)
 }
 
-/// The timed phase, under a rival that is on. Hands all reports from [`VmMessage::Start`] to [`VmMessage::Done`] to
-/// `say`.
+/// Measures the timed phase under a running system. Passes all reports from [`VmMessage::Start`] to [`VmMessage::Done`]
+/// to `say`.
 pub fn watch(
     bed: &Testbed<'_>,
     workload: &mut Workload<'_>,
@@ -185,7 +184,7 @@ pub fn watch(
                 }))?;
             }
             Next::Shift(t_s, hot) => {
-                // Where nobody can see where the first hot set lies, nobody sees the next one.
+                // If the first hot set's placement is not visible, that of the next is not either.
                 observer = observer.map(|_| watched(workload.target(), hot));
                 say(VmMessage::Shift { t_s })?;
             }
@@ -214,7 +213,7 @@ pub(super) fn read_totals(counters: &Counters, rival: &mut dyn Rival) -> Result<
     Ok(totals)
 }
 
-/// What the machine says of itself before anything runs on it.
+/// The VM's description of itself after boot.
 pub fn booted(bed: &Testbed<'_>) -> Result<VmMessage, Fault> {
     Ok(VmMessage::Booted {
         kernel: kernel_release(&bed.root)?,

@@ -1,4 +1,4 @@
-//! The kernel's settings that a job needs, whatever system it is for.
+//! Kernel settings that all jobs need.
 
 use std::fs;
 use std::path::Path;
@@ -12,45 +12,45 @@ use super::fault::Fault;
 const NUMA_BALANCING: &str = "proc/sys/kernel/numa_balancing";
 /// Whether reclaim demotes pages to a slower tier instead of dropping them.
 const DEMOTION: &str = "sys/kernel/mm/numa/demotion_enabled";
-/// Free memory at which kswapd wakes and ends, ten-thousandths of a node.
+/// Free memory at which kswapd wakes and stops, in ten-thousandths of a node.
 pub const WATERMARK_SCALE_FACTOR: &str = "proc/sys/vm/watermark_scale_factor";
-/// Whether reclaim ages memory by generations (Documentation/admin-guide/mm/multigen_lru.rst).
+/// Whether reclaim uses multi-generational LRU (Documentation/admin-guide/mm/multigen_lru.rst).
 pub const LRU_GEN: &str = "sys/kernel/mm/lru_gen/enabled";
 /// Mode of transparent huge pages.
 const THP: &str = "sys/kernel/mm/transparent_hugepage/enabled";
 
-/// All that is ever changed: whoever lends a machine wants it back.
+/// All settings that are ever changed, and restored after a run on this machine.
 pub const SETTINGS: [&str; 3] = [NUMA_BALANCING, DEMOTION, THP];
 
-/// Sets the mode of transparent huge pages, and switches off the balancing between nodes that the
-/// kernel boots with, which no system but `linux` wants.
+/// Sets the mode of transparent huge pages. Switches NUMA balancing off, which the kernel enables at boot and only
+/// `linux` needs.
 pub fn prepare(root: &Path, thp: Thp) -> Result<(), Fault> {
     write(root, THP, thp.into())?;
     set_tiering(root, false)
 }
 
-/// Clears the accessed bits of a process's pages. Filling memory has set them all, and DAMON and
-/// reclaim would take the whole of it for hot until they have looked at every page once.
+/// Clears the accessed bits of a process's pages. Populating memory has set them all. Without this, DAMON and reclaim
+/// would see all memory as hot until they have checked every page once.
 pub fn forget_accesses(root: &Path, pid: Pid) -> Result<(), Fault> {
     write(root, &format!("proc/{pid}/clear_refs"), "1")
 }
 
-/// Switches the kernel's own tiering on or off.
+/// Switches the kernel's tiering on or off.
 pub fn set_tiering(root: &Path, on: bool) -> Result<(), Fault> {
     set_balancing(root, on)?;
-    // Kernels before 5.18 demote nothing: there is nothing to switch off.
+    // Kernels before 5.18 never demote, so there is nothing to switch off.
     if !on && !root.join(DEMOTION).exists() {
         return Ok(());
     }
     write(root, DEMOTION, if on { "1" } else { "0" })
 }
 
-/// Switches only what promotes on or off.
+/// Switches only promotion on or off.
 pub fn set_balancing(root: &Path, on: bool) -> Result<(), Fault> {
     write(root, NUMA_BALANCING, if on { "2" } else { "0" })
 }
 
-/// Writes one of the kernel's settings below `root`.
+/// Writes a kernel setting below `root`.
 pub fn write(root: &Path, path: &str, value: &str) -> Result<(), Fault> {
     let path = root.join(path);
     fs::write(&path, value).map_err(Fault::io("write", &path))
@@ -60,7 +60,7 @@ pub fn write(root: &Path, path: &str, value: &str) -> Result<(), Fault> {
 pub(super) mod tests {
     use super::*;
 
-    /// A kernel whose settings are not known yet.
+    /// A kernel with unknown settings.
     pub fn machine() -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for file in [NUMA_BALANCING, DEMOTION, THP, WATERMARK_SCALE_FACTOR] {
@@ -71,7 +71,7 @@ pub(super) mod tests {
         root
     }
 
-    /// What its own tiering is set to.
+    /// The current settings of its tiering.
     pub fn tiering(root: &Path) -> (String, String) {
         let read = |file| fs::read_to_string(root.join(file)).unwrap();
         (read(NUMA_BALANCING), read(DEMOTION))

@@ -1,10 +1,10 @@
-//! Where memory lies, agreed upon with the emulator's plugin.
+//! Agreement with the emulator's plugin on the memory layout.
 //!
-//! Problem: the plugin must tell from what the emulator reports of an access in which node it fell,
-//! and emulators report that in several ways. Approach: as soon as the VM is up, some pages of each
-//! node, whose physical addresses the kernel tells, are shown to the plugin, which keeps the way
-//! that fits them all. Pages lie anywhere, so that the border between the nodes is compared by
-//! itself. Where anything differs, nothing that the VM measured could be trusted, and it ends.
+//! Problem: the plugin must derive the node of an access from the address that the emulator reports, and emulators
+//! report addresses in several formats. Approach: right after boot, the VM shows the plugin some pages of each node
+//! with the physical addresses that the kernel reports. The plugin selects the format that matches all of them. As
+//! pages may lie anywhere, the border between the nodes is also compared. On any mismatch the VM stops, since its
+//! measurements would be meaningless.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -21,13 +21,13 @@ use crate::workload::region::Region;
 /// The fast tier and the slow one.
 const NODES: u32 = 2;
 
-/// How many pages of each node are shown.
+/// Number of pages shown per node.
 const PAGES: u64 = 16;
 
-/// Shows pages to the plugin; fails when it does not find them where the kernel says they are.
+/// Shows pages to the plugin; fails if the plugin's addresses differ from the kernel's.
 pub fn agree(root: &Path) -> Result<(), Fault> {
     let page = ControlPage::map(root)?;
-    // Still set when the VM was reset amid a run.
+    // It is still set if the VM was reset during a run.
     page.write(field::ARMED, 0);
     page.write(field::PERIOD, 0);
     let pagemap_path = root.join("proc/self/pagemap");
@@ -46,7 +46,7 @@ pub fn agree(root: &Path) -> Result<(), Fault> {
             .prefer_node(&bytes, node)
             .map_err(|e| Fault::Tiers(e.to_string()))?;
         for word in region.words().iter().step_by((PAGE_SIZE / 8) as usize) {
-            // Touched, so that there is a page.
+            // A store, so that the page exists.
             word.store(1, Ordering::Relaxed);
             let gpa = gpa_of(&pagemap, word).map_err(Fault::io("read", &pagemap_path))?;
             if !(start..end).contains(&gpa.0) {
@@ -62,17 +62,17 @@ pub fn agree(root: &Path) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Shows the page in which `word` begins, at `gpa`.
+/// Shows the plugin the page at the start of `word`, with physical address `gpa`.
 fn show(page: &ControlPage, word: &AtomicU64, gpa: GuestPhysAddr, node: u32) -> Result<(), Fault> {
     page.write(field::ASKED, 0);
     page.write_u64(field::PAGE_GVA, gva_of(word).0);
     page.write_u64(field::PAGE_GPA, gpa.0);
     page.write(field::PAGE_NODE, node);
-    // Any other number than that of the last page, and not 0.
+    // Any number that differs from the last page's and from 0.
     let number = page.read(field::ANSWERED).wrapping_add(1).max(1);
     page.write(field::ASKED, number);
     fence(Ordering::SeqCst);
-    // The plugin sees this load.
+    // The plugin observes this load.
     word.load(Ordering::SeqCst);
     fence(Ordering::SeqCst);
     if page.read(field::ANSWERED) != number {
@@ -92,8 +92,7 @@ fn gva_of(word: &AtomicU64) -> GuestVirtAddr {
     GuestVirtAddr(std::ptr::from_ref(word) as u64)
 }
 
-/// Where the page is in which `word` begins: bits 0 to 54 of its pagemap entry are the frame's
-/// number.
+/// Physical address of the page at the start of `word`. Bits 0 to 54 of its pagemap entry are the frame number.
 fn gpa_of(pagemap: &File, word: &AtomicU64) -> std::io::Result<GuestPhysAddr> {
     const FRAME: u64 = (1 << 55) - 1;
     let mut entry = [0; 8];

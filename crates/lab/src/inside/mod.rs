@@ -1,5 +1,5 @@
-//! What runs beside the workload: a lab VM's init process, and the parts that watch a system at work,
-//! in a VM and on this machine (`testbed`).
+//! The measuring side: a lab VM's init process, and the observers of a system under test. `testbed` also runs them on
+//! this machine.
 
 mod agent;
 mod control_page;

@@ -1,4 +1,4 @@
-//! Kernel modules that the host packed into the initramfs.
+//! Kernel modules from the initramfs.
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -9,11 +9,11 @@ use std::path::Path;
 use super::fault::Fault;
 use crate::link::{EARLY_MODULES_DIR, MODULES_DIR};
 
-/// Where the kernel is told what to do with memory that is plugged in.
+/// The kernel's policy for hotplugged memory.
 const ONLINE_POLICY: &str = "sys/devices/system/memory/auto_online_blocks";
 
-/// Loads every module in [`MODULES_DIR`], in the order of their names. Memory that one of them plugs
-/// in becomes movable: what the kernel itself allocated there could never be unplugged.
+/// Loads every module in [`MODULES_DIR`], in name order. Hotplugged memory becomes movable, since kernel allocations in
+/// it would prevent unplugging.
 pub fn load_all(root: &Path) -> Result<(), Fault> {
     let dir = root.join(MODULES_DIR.trim_start_matches('/'));
     let Ok(entries) = fs::read_dir(&dir) else {
@@ -24,7 +24,7 @@ pub fn load_all(root: &Path) -> Result<(), Fault> {
     load_each(&dir, entries)
 }
 
-/// Loads the modules that the link needs. Returns whether there were some.
+/// Loads the modules that the link needs. Returns whether there were any.
 pub fn load_early(root: &Path) -> Result<bool, Fault> {
     let dir = root.join(EARLY_MODULES_DIR.trim_start_matches('/'));
     match fs::read_dir(&dir) {
@@ -44,8 +44,8 @@ fn load_each(dir: &Path, entries: fs::ReadDir) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Has memory that is plugged in from now on be of use for everything, the balloon driver included, as
-/// most distributions have it.
+/// Makes memory hotplugged from now on usable for everything. That includes the balloon driver; most distributions do
+/// the same.
 pub fn online_for_all(root: &Path) -> Result<(), Fault> {
     let policy = root.join(ONLINE_POLICY);
     fs::write(&policy, "online_kernel").map_err(Fault::io("write", &policy))
@@ -55,7 +55,7 @@ pub fn online_for_all(root: &Path) -> Result<(), Fault> {
 fn load(path: &Path) -> io::Result<()> {
     let file = File::open(path)?;
     let parameters = CString::default();
-    // SAFETY: the descriptor is open and the string ends with a zero; both outlive the call.
+    // SAFETY: the descriptor is open and the string is zero-terminated; both outlive the call.
     let failed = unsafe {
         libc::syscall(
             libc::SYS_finit_module,

@@ -1,4 +1,4 @@
-//! Where a range of a process's memory lies, asked of the kernel for a fixed sample of its pages.
+//! Placement of a memory range, sampled through the kernel.
 
 use std::io;
 
@@ -7,11 +7,11 @@ use demeter_policy::{GuestVirtAddr, NodeId, PAGE_SIZE, Pid, VirtRange};
 
 use super::fault::Fault;
 
-/// Most addresses asked for at a time: the price of a look stays a few milliseconds, whatever
-/// the size of the range. One call of the kernel takes as many.
+/// Maximum addresses per query, so that it takes a few milliseconds for any size of range. One system call takes as
+/// many.
 const SAMPLES_MAX: u64 = 1600;
 
-/// Watches one range: a hot set, a guest's memory.
+/// Observes one range: a hot set, or a guest's memory.
 #[derive(Debug)]
 pub struct Observer {
     pid: Pid,
@@ -22,7 +22,7 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// Watches `range` of process `pid`; `fast` is the node of the fast tier.
+    /// Observes `range` of process `pid`; `fast` is the node of the fast tier.
     pub fn new(pid: Pid, range: VirtRange, fast: NodeId) -> Self {
         let pages: Vec<_> = sampled_pages(range).map(GuestVirtAddr).collect();
         Self {
@@ -34,7 +34,7 @@ impl Observer {
         }
     }
 
-    /// Share of the range in fast memory, 0 to 1. A page that is not mapped is not in it.
+    /// Share of the range in fast memory, 0 to 1. Unmapped pages count as not fast.
     pub fn in_fast(&mut self) -> Result<f64, Fault> {
         self.states.clear();
         let asked = self.kernel.locate(self.pid, &self.pages, &mut self.states);
@@ -88,7 +88,7 @@ mod tests {
             range(touched.as_ptr() as u64, touched.len() as u64 - PAGE_SIZE),
             NodeId(0),
         );
-        // On a machine with several nodes this test may run on any of them.
+        // A machine with several nodes may run this test on any of them.
         match observer.in_fast() {
             Ok(share) => assert!((0.0..=1.0).contains(&share)),
             Err(fault) => assert!(fault.to_string().contains("lies")),

@@ -1,6 +1,5 @@
-//! A job without end: the workload again and again, each time to its verified end, beside an
-//! agent that the host has killed now and then. How it ends is up to the host, which kills and
-//! resets the whole VM as well.
+//! An endless job: the workload runs repeatedly, each time to its verified end, beside an agent that the host kills at
+//! times. The host also kills and resets the whole VM, and ends the job.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -14,7 +13,7 @@ use crate::link::{Job, KILL_AGENT, VmMessage};
 use crate::uses::{Uses, kernel_kib};
 use crate::workload::Event;
 
-/// Runs rounds until the VM is gone.
+/// Runs rounds until the VM exits.
 pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
     let bed = Testbed::vm();
     let root = &bed.root;
@@ -39,7 +38,7 @@ pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
         };
         link.send(&verified)?;
         let agent = agent.lock().unwrap_or_else(PoisonError::into_inner).pid();
-        // One that is just being killed is not there; another is, after the next round.
+        // An agent that is just being killed is missed here, but not after the next round.
         if let Ok(agent) = Uses::of(root, agent) {
             let kernel_kib = kernel_kib(root).map_err(Fault::io("read", "/proc/meminfo"))?;
             link.send(&VmMessage::Uses { agent, kernel_kib })?;
@@ -47,8 +46,7 @@ pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
     }
 }
 
-/// Kills the agent without warning, and starts another, whenever the host says so. The thread
-/// ends with the link.
+/// Kills the agent with SIGKILL and starts another, at each order of the host. The thread ends with the link.
 fn obey(mut orders: Orders, agent: Arc<Mutex<AgentProcess>>) {
     std::thread::spawn(move || {
         while let Ok(Some(order)) = orders.next_line() {
@@ -60,7 +58,7 @@ fn obey(mut orders: Orders, agent: Arc<Mutex<AgentProcess>>) {
             match AgentProcess::start_for_all(&Testbed::vm()) {
                 Ok(another) => *agent = another,
                 Err(fault) => {
-                    // The next check finds no agent, and the console says why.
+                    // The next check finds no agent, and the console has the cause.
                     eprintln!("lab-init: {fault}");
                     return;
                 }

@@ -1,4 +1,4 @@
-//! The machine under test, as whoever measures sees it: a lab VM from inside, or this machine.
+//! The machine under test: a lab VM from inside, or this machine.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,39 +9,39 @@ use demeter_policy::NodeId;
 use super::fault::Fault;
 use crate::link::{AGENT_CONFIG_PATH, AGENT_SOCKET_PATH};
 
-/// Where things are on the machine under test.
+/// Paths, nodes and limits of the machine under test.
 #[derive(Debug)]
 pub struct Testbed<'a> {
-    /// Where `/proc` and `/sys` are.
+    /// The folder that has `/proc` and `/sys`.
     pub root: PathBuf,
     /// The node of the fast tier.
     pub fast: NodeId,
     /// The node of the slow tier.
     pub slow: NodeId,
-    /// Folder with our own programs, the agent among them.
+    /// Folder of our own programs, including the agent.
     pub programs: PathBuf,
     /// The agent's configuration.
     pub agent_config: PathBuf,
-    /// Whether that names the workload's processes, by their cgroups.
+    /// Whether the configuration selects the workload's processes, by their cgroups.
     pub agent_has_targets: bool,
-    /// The agent's socket, as the configuration names it.
+    /// The agent's socket, as in the configuration.
     pub agent_socket: PathBuf,
-    /// Where the agent's output goes.
+    /// File for the agent's output.
     pub agent_log: PathBuf,
-    /// What ends the run early.
+    /// Limits that end the run early.
     pub limits: Limits<'a>,
 }
 
-/// What ends a run early. A VM has none of it: its host kills it.
+/// Limits that end a run early. A VM has none, since its host kills it.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Limits<'a> {
-    /// The person's wish to stop.
+    /// The user's stop flag.
     pub stop: Option<&'a AtomicBool>,
-    /// How long a workload of ours may take, from its start to its last event.
+    /// Time limit of one of our workloads, from its start to its last event.
     pub workload: Option<Duration>,
 }
 
-/// Between two looks at whether to stop.
+/// Interval between checks of the stop flag.
 const TICK: Duration = Duration::from_millis(100);
 
 impl Testbed<'_> {
@@ -62,13 +62,13 @@ impl Testbed<'_> {
 }
 
 impl Limits<'_> {
-    /// How long a wait may last before it looks at the limits; nothing where there are none: a VM
-    /// wakes no oftener than its workload has it wake.
+    /// Maximum length of a wait between checks of the limits; none without limits, so that a VM wakes only for its
+    /// workload.
     pub fn tick(&self) -> Option<Duration> {
         (self.stop.is_some() || self.workload.is_some()).then_some(TICK)
     }
 
-    /// Fails when a workload that was started then has to end.
+    /// Fails if a workload that started at this time must end.
     pub fn check(&self, started: Instant) -> Result<(), Fault> {
         if self.stop.is_some_and(|stop| stop.load(Ordering::Relaxed)) {
             return Err(Fault::Interrupted);

@@ -1,19 +1,17 @@
 //! Context switches at a steady rate.
 //!
-//! QEMU's software TLB grows only when it is flushed, and a TLB that stays small slows the
-//! workload by half. A workload alone on its CPU is hardly ever switched out, so whatever merely
-//! wakes now and then beside it, a tiering agent for example, would make it faster. A thread
-//! therefore wakes at the same rate in every VM, whatever its system.
+//! QEMU's software TLB grows only when it is flushed, and a TLB that stays small slows the workload by half. A workload
+//! alone on its CPU is rarely switched out. Any process that wakes up beside it, such as a tiering agent, would
+//! therefore speed it up. This thread wakes at a fixed rate in every VM, under every system.
 
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Time between two wakes: ten a second bring the TLB to its full size within seconds, while
-/// fifty already cost throughput.
+/// Interval of wakes. Ten a second grow the TLB to its full size within seconds; fifty already cost throughput.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Ticks until it is dropped.
+/// A thread that ticks until it is dropped.
 #[derive(Debug)]
 pub struct Ticker {
     stop: Option<Sender<()>>,
@@ -38,7 +36,7 @@ impl Drop for Ticker {
     fn drop(&mut self) {
         self.stop.take();
         if let Some(thread) = self.thread.take() {
-            // It cannot panic; there is nothing to learn from how it ended.
+            // It cannot panic, so its result does not matter.
             let _ = thread.join();
         }
     }

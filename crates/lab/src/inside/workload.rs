@@ -1,5 +1,5 @@
-//! The workload, whatever it is: one of our own programs, with its arguments, its events and the
-//! words that let it go on; or real programs, which know nothing of us.
+//! The workload of a job: one of our own programs, with its arguments, events and orders, or real programs, which have
+//! no protocol.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
@@ -17,7 +17,7 @@ use crate::program::{Bounds, Programs, Step};
 use crate::vm::dies_with_this_thread;
 use crate::workload::{Event, Rate};
 
-/// What a system manages the memory of. Its processes are gone when this is dropped.
+/// The processes under management; dropping this ends them.
 #[derive(Debug)]
 pub enum Workload<'a> {
     /// One of our own programs.
@@ -26,28 +26,28 @@ pub enum Workload<'a> {
     Programs(Programs<'a>),
 }
 
-/// How fast a workload was.
+/// Speed of a workload.
 #[derive(Debug, Default)]
 pub struct Speed {
-    /// What one of our own programs says.
+    /// The speed that one of our own programs reports.
     pub rate: Option<Rate>,
     /// The figures of real programs.
     pub programs: Vec<ProgramFigure>,
 }
 
-/// What comes next in the timed phase.
+/// The next event of the timed phase.
 #[derive(Debug)]
 pub enum Next {
-    /// An interval has ended: seconds into the phase, and its speed.
+    /// An interval has ended: seconds into the phase, and the speed.
     Interval(f64, Speed),
-    /// The hot set has moved: seconds into the phase, and where it is now.
+    /// The hot set has moved: seconds into the phase, and its new range.
     Shift(f64, VirtRange),
-    /// The phase is over: its length in seconds, and the speed in all of it.
+    /// The phase has ended: its length in seconds, and the overall speed.
     Done(f64, Speed),
 }
 
 impl<'a> Workload<'a> {
-    /// What the job names; nothing of it runs yet but one of our own programs.
+    /// Prepares the job's workload. Only one of our own programs starts here.
     pub fn new(bed: &Testbed<'a>, job: &Job) -> Result<Self, Fault> {
         let Kind::Program(programs) = &job.scenario.workload else {
             return Ok(Self::Own(OwnProgram::start(bed, job)?));
@@ -65,7 +65,7 @@ impl<'a> Workload<'a> {
         )?))
     }
 
-    /// Waits until it has filled its memory. Returns its hot set where that is known.
+    /// Waits until memory is populated. Returns the hot set, if known.
     pub fn fill(&mut self) -> Result<Option<VirtRange>, Fault> {
         match self {
             Self::Own(program) => program.fill(),
@@ -73,8 +73,8 @@ impl<'a> Workload<'a> {
         }
     }
 
-    /// The process that, with its descendants, is the workload. Programs may come and go: theirs is
-    /// the one that starts them, this one.
+    /// The process that is, with its descendants, the workload. Real programs may come and go, so for them it is this
+    /// process, which starts them.
     pub fn target(&self) -> Pid {
         match self {
             Self::Own(program) => program.pid(),
@@ -82,7 +82,7 @@ impl<'a> Workload<'a> {
         }
     }
 
-    /// The processes that run now.
+    /// PIDs of the running processes.
     pub fn pids(&self) -> Vec<Pid> {
         match self {
             Self::Own(program) => vec![program.pid()],
@@ -90,7 +90,7 @@ impl<'a> Workload<'a> {
         }
     }
 
-    /// The timed phase begins.
+    /// Starts the timed phase.
     pub fn go(&mut self) -> Result<(), Fault> {
         match self {
             Self::Own(program) => program.go(),
@@ -98,7 +98,7 @@ impl<'a> Workload<'a> {
         }
     }
 
-    /// Waits for what comes next in the timed phase.
+    /// Waits for the next event of the timed phase.
     pub fn next(&mut self) -> Result<Next, Fault> {
         match self {
             Self::Own(program) => program.next(),
@@ -109,7 +109,7 @@ impl<'a> Workload<'a> {
         }
     }
 
-    /// Lets it check its data, where it does so: words checked and words found wrong.
+    /// Lets the workload verify its data, if it can; returns the words checked and the words found wrong.
     pub fn verify(&mut self) -> Result<Option<(u64, u64)>, Fault> {
         match self {
             Self::Own(program) if program.verifies => program.verify().map(Some),
@@ -117,7 +117,7 @@ impl<'a> Workload<'a> {
         }
     }
 
-    /// What programs have printed last, before `ended`.
+    /// The last output of programs; `ended` is the job's result so far.
     pub fn logs(&self, ended: &Result<(), Fault>) -> Vec<ProgramLog> {
         let failed = match ended {
             Err(Fault::Program { name, .. }) => Some(name.as_str()),
@@ -148,7 +148,7 @@ impl From<Rate> for Speed {
     }
 }
 
-/// One of our own programs that was started and not yet waited for; killed when dropped.
+/// A running program of our own; dropping it kills it.
 #[derive(Debug)]
 pub struct OwnProgram<'a> {
     child: Child,
@@ -160,7 +160,7 @@ pub struct OwnProgram<'a> {
 }
 
 impl<'a> OwnProgram<'a> {
-    /// Starts the job's workload, which first fills its memory.
+    /// Starts the job's workload, which first populates its memory.
     pub fn start(bed: &Testbed<'a>, job: &Job) -> Result<Self, Fault> {
         let (program, args) = command_line(bed, job)?;
         let program = bed.programs.join(program);
@@ -169,7 +169,7 @@ impl<'a> OwnProgram<'a> {
             .args(args)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // Ctrl-C is for whoever measures, who then ends it.
+            // Ctrl-C must reach the measuring process only, which then ends the workload.
             .process_group(0);
         dies_with_this_thread(&mut command);
         let started = Instant::now();
@@ -198,7 +198,7 @@ impl<'a> OwnProgram<'a> {
         Pid(self.child.id())
     }
 
-    /// Returns its hot set, where it has one that it knows.
+    /// Waits for the hot set; none if the program has none.
     fn fill(&mut self) -> Result<Option<VirtRange>, Fault> {
         match self.next_event()? {
             Event::Ready { hot_bytes: 0, .. } => Ok(None),
@@ -232,7 +232,7 @@ impl<'a> OwnProgram<'a> {
         }
     }
 
-    /// Waits for its next event. The limits bound the wait; a VM's is bounded by its host.
+    /// Waits for its next event. The limits bound the wait; in a VM, the host does.
     pub fn next_event(&mut self) -> Result<Event, Fault> {
         let line = loop {
             self.limits.check(self.started)?;
@@ -243,7 +243,7 @@ impl<'a> OwnProgram<'a> {
         };
         match line.map_err(Fault::io("read from", "the workload"))? {
             Some(line) => serde_json::from_str(&line)
-                .map_err(|e| Fault::Workload(format!("said {line:?}, which is no event: {e}"))),
+                .map_err(|e| Fault::Workload(format!("sent {line:?}, not an event: {e}"))),
             None => {
                 let status = self
                     .child
@@ -254,7 +254,7 @@ impl<'a> OwnProgram<'a> {
         }
     }
 
-    /// Lets it go on from where it holds.
+    /// Lets the workload continue from its wait.
     pub fn go(&mut self) -> Result<(), Fault> {
         self.stdin
             .write_all(b"go\n")
@@ -262,7 +262,7 @@ impl<'a> OwnProgram<'a> {
     }
 }
 
-/// What a workload says, waited for so long at a time.
+/// A workload's output, read with a bounded wait.
 #[derive(Debug)]
 struct Patient {
     output: ChildStdout,
@@ -277,7 +277,7 @@ impl Read for Patient {
                 events: libc::POLLIN,
                 revents: 0,
             };
-            // SAFETY: one structure of ours, which the kernel fills.
+            // SAFETY: the kernel fills one structure of ours.
             match unsafe { libc::poll(&raw mut waited, 1, tick.as_millis() as libc::c_int) } {
                 0 => return Err(io::ErrorKind::WouldBlock.into()),
                 ready if ready < 0 => return Err(io::Error::last_os_error()),
@@ -290,17 +290,17 @@ impl Read for Patient {
 
 impl Drop for OwnProgram<'_> {
     fn drop(&mut self) {
-        // Both fail only when it has ended already, which is as well.
+        // Both fail only if it has exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
 fn out_of_turn(event: &Event) -> Fault {
-    Fault::Workload(format!("said {:?} out of turn", event.to_string()))
+    Fault::Workload(format!("sent {:?} at the wrong time", event.to_string()))
 }
 
-/// The hot set that an event speaks of.
+/// The hot set of an event.
 fn hot_range(start: u64, bytes: u64) -> Result<VirtRange, Fault> {
     start
         .checked_add(bytes)
@@ -350,7 +350,7 @@ fn command_line(bed: &Testbed<'_>, job: &Job) -> Result<(&'static str, Vec<Strin
         }
         Kind::Mix(mix) => {
             let parameters = toml::to_string(mix)
-                .map_err(|e| Fault::Workload(format!("cannot be told its parts: {e}")))?;
+                .map_err(|e| Fault::Workload(format!("cannot get its parts as text: {e}")))?;
             option("workload", parameters);
             "mix"
         }

@@ -1,4 +1,4 @@
-//! What a node spans and what is free of it, from the kernel's memory zones.
+//! Span and free memory of a node, from the kernel's memory zones.
 
 use std::fs;
 use std::path::Path;
@@ -8,15 +8,15 @@ use demeter_policy::{MIB, NodeId, PAGE_SIZE};
 
 use super::fault::Fault;
 
-/// Memory that programs can still take from a node, MiB: what is free, or held ready by a CPU,
-/// above the low watermarks.
+/// Memory that programs can still allocate from a node, MiB: free memory and per-CPU free pages above the low
+/// watermarks.
 pub fn node_free_mib(root: &Path, node: u32) -> Result<u64, Fault> {
     let takeable = |zone: &Zone| (zone.free + zone.held_by_cpus).saturating_sub(zone.low);
     let pages: u64 = zones_of(root, node)?.iter().map(takeable).sum();
     Ok(pages * PAGE_SIZE / MIB)
 }
 
-/// Physical addresses that a node spans, `[start, end)`.
+/// Physical address range of a node, `[start, end)`.
 pub fn node_range(root: &Path, node: u32) -> Result<(u64, u64), Fault> {
     let zones = zones_of(root, node)?;
     let zones = zones.iter().filter(|zone| zone.spanned > 0);

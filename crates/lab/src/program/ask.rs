@@ -1,4 +1,4 @@
-//! A command that is run each second for the number that it prints.
+//! Runs a command every second and reads the number that it prints.
 
 use std::fs::File;
 use std::io::{self, Read, Seek};
@@ -16,16 +16,16 @@ use super::launch::Launch;
 use super::process::lock;
 use crate::vm::dies_with_this_thread;
 
-/// From one run to the next.
+/// Interval between two runs.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// How long a run may take.
+/// Time limit of a run.
 const LIMIT: Duration = Duration::from_secs(5);
-/// Between two looks at whether it has ended.
+/// Interval between checks for its end.
 const TICK: Duration = Duration::from_millis(20);
-/// Most that is read of what it prints.
+/// Maximum size of its output.
 const OUTPUT_BYTES_MAX: u64 = 256 * 1024;
 
-/// Asks until it is dropped.
+/// Runs a command until this is dropped.
 #[derive(Debug)]
 pub struct Asker {
     stop: Option<Sender<()>>,
@@ -33,7 +33,7 @@ pub struct Asker {
 }
 
 impl Asker {
-    /// Runs `command` in the program's place each second; the numbers go to its meter.
+    /// Runs `command` in the program's environment every second; the numbers go to its meter.
     pub fn start(
         launch: &Launch,
         command: &[String],
@@ -49,7 +49,7 @@ impl Asker {
                 let mut heard = lock(&heard);
                 match said.as_ref().map(|said| number(&regex, said)) {
                     Ok(Some(value)) => heard.meter.add(clock.elapsed().as_secs_f64(), value),
-                    // Among its program's lines, where a person looks for why there is no figure.
+                    // Among its program's lines, where the user looks for the reason of a missing figure.
                     Ok(None) => {
                         let said = said.unwrap_or_default();
                         let said: String = said.lines().take(1).collect();
@@ -76,16 +76,17 @@ impl Drop for Asker {
     fn drop(&mut self) {
         self.stop.take();
         if let Some(thread) = self.thread.take() {
-            // It cannot panic, and what it says is bounded by LIMIT.
+            // It cannot panic, and LIMIT bounds its run time.
             let _ = thread.join();
         }
     }
 }
 
-/// What it prints, from one run.
+/// The output of one run.
 fn run(launch: &Launch, command: &[String]) -> io::Result<String> {
-    // In memory, so that a command that prints much waits for nobody to read it.
-    // SAFETY: the name ends with a zero; the descriptor is checked and then owned.
+    // Output goes to memory, so that a command with much output never waits for a reader.
+    //
+    // SAFETY: the name is zero-terminated; the descriptor is checked and then owned.
     let mut output = unsafe {
         let fd = libc::memfd_create(c"figure".as_ptr(), libc::MFD_CLOEXEC);
         if fd < 0 {

@@ -1,4 +1,4 @@
-//! A program's cgroup (v2): made for it, asked what it holds, removed.
+//! A program's cgroup (v2): creation, memory usage, removal.
 
 use std::fs::{self, File};
 use std::io;
@@ -9,13 +9,13 @@ use demeter_policy::NodeId;
 
 use crate::inside::Fault;
 
-/// What has the kernel count a cgroup's memory.
+/// File that enables the kernel's memory accounting of a cgroup.
 const CONTROLLERS: &str = "cgroup.subtree_control";
 
-/// The lines of `memory.numa_stat` that tell of a program's memory: `file` has shared memory, too.
+/// Lines of `memory.numa_stat` with a program's memory; `file` includes shared memory.
 const KINDS: [&str; 2] = ["anon", "file"];
 
-/// A cgroup that was made; removed when dropped, once nobody is in it.
+/// A cgroup of our own. Dropping it removes it, once it is empty.
 #[derive(Debug)]
 pub struct OwnCgroup {
     dir: PathBuf,
@@ -23,7 +23,7 @@ pub struct OwnCgroup {
 }
 
 impl OwnCgroup {
-    /// Makes it at `path` below `root`; `fast` is the node of the fast tier.
+    /// Creates the cgroup at `path` below `root`; `fast` is the node of the fast tier.
     pub fn make(root: &Path, path: &Path, fast: NodeId) -> Result<Self, Fault> {
         let dir = root.join(path.strip_prefix("/").unwrap_or(path));
         let top = dir.parent().unwrap_or(root).join(CONTROLLERS);
@@ -32,15 +32,15 @@ impl OwnCgroup {
         Ok(Self { dir, fast })
     }
 
-    /// Opens what [`join`] joins it by.
+    /// Opens the file for [`join`].
     pub fn open(&self) -> Result<File, Fault> {
         let procs = self.dir.join("cgroup.procs");
         let opened = File::options().write(true).open(&procs);
         opened.map_err(Fault::io("open", &procs))
     }
 
-    /// Fast memory that it holds, bytes; nothing where the kernel does not tell. The kernel's counts lag by at most 64
-    /// pages a CPU.
+    /// Its fast memory, bytes; none if the kernel does not report it. The kernel's counts lag by at most 64 pages per
+    /// CPU.
     pub fn fast_bytes(&self) -> Option<u64> {
         let text = fs::read_to_string(self.dir.join("memory.numa_stat")).ok()?;
         bytes_on(&text, self.fast)
@@ -49,12 +49,12 @@ impl OwnCgroup {
 
 impl Drop for OwnCgroup {
     fn drop(&mut self) {
-        // It fails while somebody is in it, who is then at fault.
+        // It fails while a process is in it; that process is then to blame.
         let _ = fs::remove_dir(&self.dir);
     }
 }
 
-/// Puts this process into the cgroup whose `cgroup.procs` this is. Safe between fork and exec.
+/// Moves this process into the cgroup with this `cgroup.procs`. Safe between fork and exec.
 pub fn join(procs: &File) -> io::Result<()> {
     // SAFETY: one system call on an open file and a constant.
     match unsafe { libc::write(procs.as_raw_fd(), c"0".as_ptr().cast(), 1) } {
@@ -63,8 +63,8 @@ pub fn join(procs: &File) -> io::Result<()> {
     }
 }
 
-/// Bytes on a node, by a `memory.numa_stat` (Documentation/admin-guide/cgroup-v2.rst): lines as
-/// `anon N0=4096 N1=0`.
+/// Bytes on a node, from `memory.numa_stat` (Documentation/admin-guide/cgroup-v2.rst), with lines like `anon N0=4096
+/// N1=0`.
 fn bytes_on(text: &str, node: NodeId) -> Option<u64> {
     let node = format!("N{node}");
     let of = |kind: &&str| -> Option<u64> {
@@ -118,7 +118,7 @@ mod tests {
         assert_eq!(cgroup.fast_bytes(), Some(8392));
         join(&cgroup.open().unwrap()).unwrap();
         assert_eq!(fs::read(top.join("db/cgroup.procs")).unwrap(), b"0");
-        // A real cgroup's files go with it.
+        // Removing a real cgroup also removes its files.
         for name in ["memory.numa_stat", "cgroup.procs"] {
             fs::remove_file(top.join("db").join(name)).unwrap();
         }

@@ -1,7 +1,7 @@
-//! Who descends from whom among this process's children, and how all of them go.
+//! Descendants of this process: search and termination.
 //!
-//! A program may leave processes behind that belong to nobody any more. This process adopts them,
-//! so that they can be found: they are its children, but not in its session.
+//! A program may leave orphaned processes behind. This process adopts them, so that they can be found: they are its
+//! children, but not in its session.
 
 use std::fs;
 use std::io;
@@ -9,31 +9,31 @@ use std::time::{Duration, Instant};
 
 use demeter_policy::Pid;
 
-/// Most processes of one workload.
+/// Maximum number of processes of one workload.
 const PROCESSES_MAX: usize = 4096;
 
-/// How long a process may outlive the one that started it.
+/// Time for which a process may outlive its parent.
 const LATE_LIMIT: Duration = Duration::from_millis(300);
 
-/// How long killed processes may take to go.
+/// Time limit for killed processes to exit.
 const KILL_LIMIT: Duration = Duration::from_secs(5);
 
-/// Between two looks at processes that go.
+/// Interval between checks of exiting processes.
 const TICK: Duration = Duration::from_millis(10);
 
-/// Has this process adopt all descendants whose own parents end.
+/// Makes this process adopt all orphaned descendants.
 pub fn adopt() -> io::Result<()> {
-    // SAFETY: takes a number and changes an attribute of this process only.
+    // SAFETY: it has a number as argument and changes an attribute of this process only.
     match unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// Processes that were left behind: children of this process that were not started by it, as they
-/// are in another session and none of `known`. Those that have ended are forgotten.
+/// Orphaned processes: children of this process that it did not start, since they are in another session and not in
+/// `known`. Reaps those that have exited.
 fn strays(known: &[Pid]) -> Vec<Pid> {
-    // SAFETY: takes nothing and cannot fail.
+    // SAFETY: it has no arguments and cannot fail.
     let own = unsafe { libc::getsid(0) };
     let children = children(Pid(std::process::id())).into_iter();
     let mut strays: Vec<Pid> = children
@@ -43,8 +43,8 @@ fn strays(known: &[Pid]) -> Vec<Pid> {
     strays
 }
 
-/// Whether somebody was left behind for good: the last of a pipeline may end a moment later than
-/// who started it.
+/// Whether any process was left behind for good. The last process of a pipeline may exit slightly later than its
+/// parent.
 pub fn leaves_strays(known: &[Pid]) -> bool {
     let deadline = Instant::now() + LATE_LIMIT;
     while !strays(known).is_empty() {
@@ -56,7 +56,7 @@ pub fn leaves_strays(known: &[Pid]) -> bool {
     false
 }
 
-/// A process and all its descendants, as far as they can be read.
+/// A process and all its descendants, as far as readable.
 pub fn with_descendants(pid: Pid) -> Vec<Pid> {
     let mut found = vec![pid];
     let mut next = 0;
@@ -67,13 +67,13 @@ pub fn with_descendants(pid: Pid) -> Vec<Pid> {
     found
 }
 
-/// Signals the process group that `leader` leads. It must not have been waited for.
+/// Signals the process group of `leader`. `leader` must not have been waited for.
 pub fn signal_group(leader: Pid, signal: i32) {
-    // SAFETY: a signal to a group; it fails only when nobody is in it.
+    // SAFETY: a signal to a group; it fails only if the group is empty.
     unsafe { libc::kill(-(leader.0 as i32), signal) };
 }
 
-/// Kills what was left behind, and what that leaves behind, until nobody is there.
+/// Kills orphaned processes, and any that they leave behind, until none is left.
 pub fn kill_strays(known: &[Pid]) {
     let deadline = Instant::now() + KILL_LIMIT;
     loop {
@@ -86,19 +86,19 @@ pub fn kill_strays(known: &[Pid]) {
     }
 }
 
-/// Kills one process, which must be a descendant that has not been waited for.
+/// Kills one descendant, which must not have been waited for.
 pub fn kill(pid: Pid) {
-    // SAFETY: a signal to a process; it fails only when it has gone.
+    // SAFETY: a signal to a process; it fails only if the process is gone.
     unsafe { libc::kill(pid.0 as i32, libc::SIGKILL) };
 }
 
-/// Waits for a child that has ended; false if it still runs.
+/// Reaps an exited child; returns false if it still runs.
 fn collect(pid: Pid) -> bool {
-    // SAFETY: no status is asked for, and the call does not block.
+    // SAFETY: no status is requested, and the call does not block.
     unsafe { libc::waitpid(pid.0 as i32, std::ptr::null_mut(), libc::WNOHANG) != 0 }
 }
 
-/// Its children, by /proc/PID/task/TID/children (CONFIG_PROC_CHILDREN).
+/// Its children, from /proc/PID/task/TID/children (CONFIG_PROC_CHILDREN).
 fn children(pid: Pid) -> Vec<Pid> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task"));
     let tasks = tasks.into_iter().flatten().flatten().take(PROCESSES_MAX);
@@ -113,7 +113,7 @@ fn children(pid: Pid) -> Vec<Pid> {
     texts.flat_map(pids).collect()
 }
 
-/// Its session: field 6 of /proc/PID/stat (proc(5)), counted behind the name.
+/// Its session: field 6 of /proc/PID/stat (proc(5)), counted after the name.
 fn session(pid: Pid) -> Option<i32> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let behind_name = stat.rsplit(") ").next()?;

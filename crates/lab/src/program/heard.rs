@@ -1,4 +1,4 @@
-//! What a program has printed: its last lines, whether it is ready, its figure. Pure.
+//! Parser of a program's output: last lines, readiness, figure. It has no I/O.
 
 use std::collections::VecDeque;
 
@@ -6,20 +6,20 @@ use regex_lite::Regex;
 
 use super::meter::Meter;
 
-/// Longest line that is looked at; what follows up to its end is passed over.
+/// Maximum length of a parsed line; the rest of a longer line is skipped.
 const LINE_BYTES_MAX: usize = 4096;
 
-/// Most lines that are kept, and most bytes of them.
+/// Maximum number of stored lines, and of their bytes.
 const LINES_MAX: usize = 100;
 const KEPT_BYTES_MAX: usize = 16 * 1024;
 
-/// Listens to one program.
+/// Parser of one program's output.
 #[derive(Debug)]
 pub struct Heard {
     ready: Option<Regex>,
     is_ready: bool,
     number: Option<Regex>,
-    /// Its figure, as far as it prints one itself.
+    /// Its figure, if the program prints one.
     pub meter: Meter,
     line: Vec<u8>,
     kept: VecDeque<String>,
@@ -27,7 +27,7 @@ pub struct Heard {
 }
 
 impl Heard {
-    /// Waits for a line that says that it is ready, and reads the numbers that `number` finds.
+    /// Waits for a line that matches `ready`, and reads numbers that match `number`.
     pub fn new(ready: Option<Regex>, number: Option<Regex>, meter: Meter) -> Self {
         Self {
             ready,
@@ -40,11 +40,11 @@ impl Heard {
         }
     }
 
-    /// Takes what was printed at `t_s`. Returns whether it said for the first time that it is ready.
+    /// Adds output printed at `t_s`. Returns true when the program first reports that it is ready.
     pub fn take(&mut self, bytes: &[u8], t_s: f64) -> bool {
         let was_ready = self.is_ready;
         for &byte in bytes {
-            // Progress that overwrites itself ends its lines by going back to their start.
+            // Progress lines that overwrite themselves end with a carriage return.
             if byte == b'\n' || byte == b'\r' {
                 self.end_line(t_s);
             } else if self.line.len() < LINE_BYTES_MAX {
@@ -71,7 +71,7 @@ impl Heard {
         }
     }
 
-    /// Whether it has said that it is ready.
+    /// Whether the program has reported that it is ready.
     pub fn is_ready(&self) -> bool {
         self.is_ready
     }
@@ -85,7 +85,7 @@ impl Heard {
     }
 }
 
-/// The number in a text: the first group that the expression finds.
+/// The number in a text: the first group of the expression.
 pub fn number(regex: &Regex, text: &str) -> Option<f64> {
     regex.captures(text)?.get(1)?.as_str().parse().ok()
 }
@@ -118,7 +118,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is printed and however it arrives, what is kept is bounded.
+        /// For any output, in any pieces, memory is bounded.
         #[test]
         fn nothing_grows_without_bound(
             pieces in proptest::collection::vec(

@@ -1,4 +1,4 @@
-//! A program as it is started: every name resolved, every file in its place.
+//! A program's start parameters, with every name resolved and every file in place.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use demeter_guest::config::Cgroup;
 use demeter_scenario::{Figure, Ready};
 use serde::{Deserialize, Serialize};
 
-/// What to start and what to expect of it.
+/// Start parameters and expectations of a program.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Launch {
@@ -22,13 +22,13 @@ pub struct Launch {
     pub env: BTreeMap<String, String>,
     /// Its working folder, which exists and belongs to it.
     pub folder: PathBuf,
-    /// When it is ready; without it it is started when the timed phase begins.
+    /// Condition of readiness; without it, the program starts with the timed phase.
     pub ready: Option<Ready>,
-    /// How long it may take to be ready.
+    /// Time limit to become ready.
     pub ready_within: Duration,
-    /// How fast it is. A command that prints it has its first word resolved.
+    /// Its figure of speed. If a command prints it, the command's first word is resolved.
     pub figure: Figure,
-    /// Its own cgroup, which is made for it, with its share of fast memory.
+    /// Its own cgroup, created for it, with its share of fast memory.
     #[serde(default)]
     pub cgroup: Option<Cgroup>,
 }

@@ -1,4 +1,4 @@
-//! One program of a workload, through all its runs.
+//! One program of a workload, over all its runs.
 
 use std::process::ExitStatus;
 use std::sync::mpsc::Sender;
@@ -18,10 +18,10 @@ use super::process::{Process, Said, lock};
 use crate::inside::Fault;
 use crate::link::ProgramFigure;
 
-/// The unit of programs whose runs are counted.
+/// Unit of figures that count runs.
 const RUNS_UNIT: &str = "runs/s";
 
-/// A program, whether it runs or not.
+/// A program, running or not.
 #[derive(Debug)]
 pub struct Member {
     launch: Launch,
@@ -30,23 +30,23 @@ pub struct Member {
     clock: Instant,
     process: Option<Process>,
     asker: Option<Asker>,
-    /// When the timed phase began, if it has.
+    /// Start of the timed phase, once it has begun.
     start: Option<Instant>,
     runs: Runs,
     has_ended: bool,
 }
 
-/// Runs that were completed in the timed phase.
+/// Completed runs in the timed phase.
 #[derive(Debug, Default)]
 struct Runs {
     in_interval: u32,
     in_all: u32,
-    /// When the last of them was, seconds into the phase.
+    /// End of the last run, seconds into the phase.
     last_s: f64,
 }
 
 impl Member {
-    /// Does not run yet. It will in `cgroup`, if there is one; `clock` is what its numbers' times are counted from.
+    /// A program that does not run yet. It will run in `cgroup`, if any; its numbers' times count from `clock`.
     pub fn new(launch: &Launch, cgroup: Option<OwnCgroup>, clock: Instant) -> Result<Self, Fault> {
         let ready = match &launch.ready {
             Some(Ready::Line(line)) => Some(regex(line)?),
@@ -72,7 +72,7 @@ impl Member {
         })
     }
 
-    /// What was started, or will be.
+    /// Its start parameters.
     pub fn launch(&self) -> &Launch {
         &self.launch
     }
@@ -85,7 +85,7 @@ impl Member {
         Ok(())
     }
 
-    /// The timed phase begins: its figure counts from now on, and it runs if it did not yet.
+    /// Starts the timed phase: its figure counts from now on, and the program starts unless it runs already.
     pub fn begin(&mut self, start: Instant, tell: &Sender<Said>) -> Result<(), Fault> {
         self.start = Some(start);
         self.runs = Runs::default();
@@ -109,27 +109,27 @@ impl Member {
         Ok(())
     }
 
-    /// The process that runs now.
+    /// PID of the current process.
     pub fn pid(&self) -> Option<Pid> {
         self.process.as_ref().map(Process::pid)
     }
 
-    /// Whether it has said that it is ready.
+    /// Whether it has reported that it is ready.
     pub fn is_ready(&self) -> bool {
         lock(&self.heard).is_ready()
     }
 
-    /// Whether its process has not ended yet.
+    /// Whether its process runs.
     pub fn is_running(&mut self) -> bool {
         self.process.as_mut().is_some_and(|p| p.status().is_none())
     }
 
-    /// Whether it has ended for good, as it should.
+    /// Whether it has completed for good, as expected.
     pub fn has_ended(&self) -> bool {
         self.has_ended
     }
 
-    /// Whether it may end by itself now: not before its time is measured.
+    /// Whether it may exit by itself now: not before its time is measured.
     pub fn may_end(&self) -> bool {
         match self.launch.figure {
             Figure::Time => self.start.is_some(),
@@ -138,14 +138,14 @@ impl Member {
         }
     }
 
-    /// How its process ended, if it has; it is then no longer there.
+    /// Takes the exit status of its process, if it has exited.
     pub fn take_status(&mut self) -> Option<ExitStatus> {
         let status = self.process.as_mut()?.status()?;
         self.process = None;
         Some(status)
     }
 
-    /// It ran to its end: counts that, and starts it again where runs are counted.
+    /// Handles a completed run: counts it, and starts the program again if runs are counted.
     pub fn completed(&mut self, tell: &Sender<Said>) -> Result<(), Fault> {
         self.runs.in_interval += 1;
         self.runs.in_all += 1;
@@ -159,12 +159,12 @@ impl Member {
         Ok(())
     }
 
-    /// The figure of an interval of this length that ends now; none where it has none by then.
+    /// Its figure for an interval of this length that ends now; none if there is none yet.
     pub fn end_interval(&mut self, length_s: f64) -> Option<ProgramFigure> {
         let runs = std::mem::take(&mut self.runs.in_interval);
         match &self.launch.figure {
             Figure::None => None,
-            // So that each program has its place among the figures.
+            // Keeps each program's position in the list of figures.
             Figure::Time => Some(self.named(None)),
             Figure::Runs => Some(self.named(Some(f64::from(runs) / length_s))),
             Figure::Number(_) => {
@@ -174,16 +174,16 @@ impl Member {
         }
     }
 
-    /// The figure of the whole phase; nothing where it was not to have one.
+    /// Its figure for the whole phase; none if it should not have one.
     ///
     /// # Errors
-    /// When there was nothing to make it of.
+    /// When there is no data for it.
     pub fn figure(&self) -> Result<Option<ProgramFigure>, Fault> {
         let value = match &self.launch.figure {
             Figure::None => return Ok(None),
-            // That it took longer than the phase is a result as well.
+            // Taking longer than the phase is a valid result.
             Figure::Time => self.has_ended.then_some(self.runs.last_s),
-            // Up to the end of a run, so that one that was cut off does not count as slow.
+            // Up to the end of a run, so that an interrupted run does not count as slow.
             Figure::Runs if self.runs.in_all == 0 => {
                 return Err(self
                     .fault("did not run to its end in the timed phase: raise duration_s".into()));
@@ -219,12 +219,12 @@ impl Member {
         }
     }
 
-    /// What it has printed last.
+    /// Its last lines of output.
     pub fn last_lines(&self) -> String {
         lock(&self.heard).last_lines()
     }
 
-    /// What is wrong with it.
+    /// An error of this program.
     pub fn fault(&self, what: String) -> Fault {
         Fault::Program {
             name: self.launch.name.clone(),
@@ -232,7 +232,7 @@ impl Member {
         }
     }
 
-    /// Asks it to end, and its figure's command not to be run again.
+    /// Sends SIGTERM, and stops its figure's command.
     pub fn ask_to_end(&mut self) {
         self.asker = None;
         if let Some(process) = &mut self.process {

@@ -1,6 +1,6 @@
-//! A program's figure from the numbers that it prints. Pure.
+//! Computes a program's figure from the numbers that it prints, without I/O.
 
-/// Collects numbers and makes one figure of those of an interval, and one of all.
+/// Collects numbers, and computes a figure per interval and overall.
 #[derive(Debug, Clone, Default)]
 pub struct Meter {
     is_counter: bool,
@@ -8,7 +8,7 @@ pub struct Meter {
     phase: Readings,
 }
 
-/// What is kept of any number of readings.
+/// Summary of any number of readings.
 #[derive(Debug, Clone, Copy, Default)]
 struct Readings {
     sum: f64,
@@ -24,7 +24,7 @@ struct Reading {
 }
 
 impl Meter {
-    /// A meter for numbers that only grow, or for those that are figures themselves.
+    /// A meter for counters, or for numbers that are figures themselves.
     pub fn new(is_counter: bool) -> Self {
         Self {
             is_counter,
@@ -32,8 +32,7 @@ impl Meter {
         }
     }
 
-    /// Takes a number that was printed at `t_s`, in seconds on any clock that does not go back.
-    /// A number that is not finite is passed over.
+    /// Adds a number printed at `t_s`, in seconds on any monotonic clock. Ignores numbers that are not finite.
     pub fn add(&mut self, t_s: f64, value: f64) {
         if value.is_finite() {
             let reading = Reading { t_s, value };
@@ -42,15 +41,15 @@ impl Meter {
         }
     }
 
-    /// Forgets what was read: the timed phase begins.
+    /// Clears all readings at the start of the timed phase.
     pub fn begin(&mut self) {
         *self = Self::new(self.is_counter);
     }
 
-    /// The figure of the interval that ends now; none where too little was read.
+    /// The figure of the interval that ends now; none if there are too few readings.
     pub fn end_interval(&mut self) -> Option<f64> {
         let figure = self.interval.figure(self.is_counter);
-        // A counter grows from one interval's last reading to the next one's.
+        // A counter's growth is measured from the last reading of the previous interval.
         self.interval = Readings {
             first: self.interval.last.or(self.interval.first),
             ..Readings::default()
@@ -72,8 +71,7 @@ impl Readings {
         self.last = Some(reading);
     }
 
-    /// The mean of figures, the growth of counters in a second. A counter that has shrunk belongs to
-    /// something that was started again.
+    /// The mean of figures, or a counter's growth per second. A counter that has shrunk belongs to a restarted program.
     fn figure(&self, is_counter: bool) -> Option<f64> {
         let last = self.last?;
         if !is_counter {
@@ -118,7 +116,7 @@ mod tests {
     }
 
     proptest! {
-        /// However often a steady counter is read, its rate is what it grows by.
+        /// The rate of a steady counter does not depend on the number of readings.
         #[test]
         fn a_steady_counter_has_one_rate(
             rate in 0.0f64..1e9,

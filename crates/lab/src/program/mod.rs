@@ -1,8 +1,8 @@
-//! Real programs as a workload: started in order, watched, measured, and gone at the end.
+//! Real programs as a workload: starts them in order, monitors, measures and stops them.
 //!
-//! The same code runs them inside a lab VM and on a machine that has two nodes of its own. A program
-//! that ends early, never gets ready, prints no figure or leaves processes behind becomes one line
-//! that names it; what it printed last is kept for the person.
+//! This code runs them inside a lab VM and on a machine with two nodes. It is an error if a program exits early, never
+//! gets ready, prints no figure or leaves processes behind. The error is one line that names the program; its last
+//! output is kept.
 
 mod ask;
 pub(crate) mod cgroup;
@@ -35,34 +35,34 @@ use crate::link::{ProgramFigure, ProgramLog};
 
 /// Time between two reports.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// How often a wait looks at the stop flag, and at a port.
+/// Interval between checks of the stop flag, and of a port.
 const TICK: Duration = Duration::from_millis(100);
-/// How long programs may take to end once they are asked to.
+/// Time limit for programs to exit after SIGTERM.
 const END_LIMIT: Duration = Duration::from_secs(3);
-/// No interval is shorter, seconds.
+/// Minimum length of an interval, seconds.
 const LENGTH_MIN_S: f64 = 1e-6;
 
-/// What a run is bounded by.
+/// Limits of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds<'a> {
     /// Time between the last program's readiness and the timed phase.
     pub warm_up: Duration,
     /// Longest timed phase.
     pub duration: Duration,
-    /// The person's wish to stop, where somebody hears of it.
+    /// The user's stop flag, if there is one.
     pub stop: Option<&'a AtomicBool>,
 }
 
-/// What comes next in the timed phase.
+/// The next event of the timed phase.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Step {
     /// An interval has ended: seconds into the phase, and its figures.
     Interval(f64, Vec<ProgramFigure>),
-    /// The phase is over: its length in seconds, and the figures of all of it.
+    /// The phase has ended: its length in seconds, and the overall figures.
     Done(f64, Vec<ProgramFigure>),
 }
 
-/// The programs of a workload. They and all that they started are gone when this is dropped.
+/// The programs of a workload. Dropping this ends them and all their descendants.
 #[derive(Debug)]
 pub struct Programs<'a> {
     root: PathBuf,
@@ -73,16 +73,16 @@ pub struct Programs<'a> {
     start: Instant,
     last_s: f64,
     is_over: bool,
-    /// Processes that the kernel had killed for lack of memory before any of these ran.
+    /// Processes that the OOM killer had ended before any of these ran.
     killed_before: u64,
 }
 
 impl<'a> Programs<'a> {
-    /// Nothing runs yet. The kernel's counters are read below `root`, and cgroups made there; `fast` is the node of
+    /// Programs that do not run yet. Kernel counters are read and cgroups created below `root`; `fast` is the node of
     /// the fast tier.
     ///
     /// # Errors
-    /// When a regular expression is none, or the kernel refuses to let us adopt or to make a cgroup.
+    /// When a regular expression is invalid, or adopting processes or creating a cgroup fails.
     pub fn new(
         root: &Path,
         launches: &[Launch],
@@ -111,8 +111,7 @@ impl<'a> Programs<'a> {
         })
     }
 
-    /// Starts those that must be ready before the timed phase, one after the other, and lets them
-    /// warm up.
+    /// Starts programs that must be ready before the timed phase. Starts them one at a time, then lets them warm up.
     pub fn fill(&mut self) -> Result<(), Fault> {
         for index in 0..self.members.len() {
             let launch = self.members[index].launch();
@@ -129,7 +128,7 @@ impl<'a> Programs<'a> {
         Ok(())
     }
 
-    /// The timed phase begins: starts those that were not started yet.
+    /// Starts the timed phase, and the programs that start with it.
     pub fn go(&mut self) -> Result<(), Fault> {
         self.start = Instant::now();
         self.last_s = 0.0;
@@ -139,7 +138,7 @@ impl<'a> Programs<'a> {
         Ok(())
     }
 
-    /// Waits for what comes next in the timed phase.
+    /// Waits for the next event of the timed phase.
     pub fn next_step(&mut self) -> Result<Step, Fault> {
         if self.is_over {
             let figures = self.members.iter().filter_map(|m| m.figure().transpose());
@@ -160,12 +159,12 @@ impl<'a> Programs<'a> {
         Ok(Step::Interval(self.last_s, figures.collect()))
     }
 
-    /// The processes that run now.
+    /// PIDs of the running processes.
     pub fn pids(&self) -> Vec<Pid> {
         self.members.iter().filter_map(Member::pid).collect()
     }
 
-    /// What each of them has printed last. `failed` is the one that something is wrong with.
+    /// The last output of each program. `failed` names a program with an error.
     pub fn logs(&self, failed: Option<&str>) -> Vec<ProgramLog> {
         let log = |member: &Member| ProgramLog {
             name: member.launch().name.clone(),
@@ -191,8 +190,8 @@ impl<'a> Programs<'a> {
             if start.elapsed() >= within {
                 let awaited = match ready {
                     Ready::Line(regex) => format!("no line matched {regex:?}"),
-                    Ready::Port(port) => format!("nobody listens on port {port}"),
-                    Ready::AfterS(_) => "its time was not over".into(),
+                    Ready::Port(port) => format!("no server listens on port {port}"),
+                    Ready::AfterS(_) => "its time was not up".into(),
                 };
                 let s = within.as_secs();
                 return Err(self.members[index].fault(format!(
@@ -204,7 +203,7 @@ impl<'a> Programs<'a> {
         Ok(())
     }
 
-    /// Waits for what a program tells, `until` then at most.
+    /// Waits for an event of a program, until `until` at most.
     fn hear(&mut self, until: Instant) -> Result<(), Fault> {
         let mut wait = until.saturating_duration_since(Instant::now());
         if let Some(stop) = self.bounds.stop {
@@ -215,14 +214,14 @@ impl<'a> Programs<'a> {
         }
         match self.said.recv_timeout(wait) {
             Ok(Said::Ended(pid)) => self.ended(pid),
-            // The other end is our own.
+            // We hold the other end ourselves.
             Ok(Said::Ready) | Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
                 Ok(())
             }
         }
     }
 
-    /// A program's process has ended: as it should, or not.
+    /// Handles the exit of a program's process, expected or not.
     fn ended(&mut self, pid: Pid) -> Result<(), Fault> {
         let Some(index) = self.members.iter().position(|m| m.pid() == Some(pid)) else {
             return Ok(());
@@ -251,7 +250,7 @@ impl<'a> Programs<'a> {
         member.completed(&self.tell)
     }
 
-    /// Whether nobody is measured any more.
+    /// Whether all measurements are complete.
     fn has_done_its_work(&self) -> bool {
         let measured = |member: &&Member| member.launch().figure != Figure::None;
         self.members.iter().filter(measured).all(Member::has_ended)
@@ -265,7 +264,7 @@ impl Drop for Programs<'_> {
         }
         let deadline = Instant::now() + END_LIMIT;
         while self.members.iter_mut().any(Member::is_running) && Instant::now() < deadline {
-            // Each end is told; what else is told no longer matters.
+            // Every exit sends an event; other events no longer matter.
             let _ = self.said.recv_timeout(TICK);
         }
         for member in &mut self.members {
@@ -275,13 +274,13 @@ impl Drop for Programs<'_> {
     }
 }
 
-/// Whether somebody accepts connections on this port of the loopback address.
+/// Whether a server accepts connections on this port of the loopback address.
 fn accepts(port: u16) -> bool {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     TcpStream::connect_timeout(&address, TICK).is_ok()
 }
 
-/// Processes that the kernel has killed for lack of memory: `oom_kill` of /proc/vmstat.
+/// Number of OOM kills: `oom_kill` of /proc/vmstat.
 fn killed_for_memory(root: &Path) -> u64 {
     let text = std::fs::read_to_string(root.join("proc/vmstat")).unwrap_or_default();
     let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));

@@ -1,4 +1,4 @@
-//! One program that runs: its start, its output, its end.
+//! One running program: its start, output and exit.
 
 use std::io::{self, Read};
 use std::os::unix::process::CommandExt;
@@ -16,30 +16,29 @@ use super::launch::Launch;
 use crate::inside::Fault;
 use crate::vm::dies_with_this_thread;
 
-/// What a program's threads tell.
+/// An event from a program's threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Said {
-    /// It printed that it is ready.
+    /// It reported that it is ready.
     Ready,
     /// The process has ended.
     Ended(Pid),
 }
 
-/// How long the end of a program's output is waited for once it has ended: a descendant may go on
-/// with it.
+/// Time limit to read the rest of the output after the program has exited, as a descendant may keep writing.
 const OUTPUT_END_MAX: Duration = Duration::from_secs(1);
 
-/// A program that was started. It leads a session and a process group of its own.
+/// A running program, leader of its own session and process group.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
-    /// Disconnected once all its output was heard; gone once that was waited for.
+    /// Disconnected after all output was read; removed after that was awaited.
     listening: Option<Receiver<()>>,
 }
 
 impl Process {
-    /// Starts it, in `cgroup` if there is one. What it prints goes to `heard`; `tell` hears when it is ready and when
-    /// it ends.
+    /// Starts the program, in `cgroup` if there is one. Its output goes to `heard`. `tell` receives its readiness and
+    /// its exit.
     pub fn start(
         launch: &Launch,
         cgroup: Option<&OwnCgroup>,
@@ -67,7 +66,7 @@ impl Process {
         // SAFETY: between fork and exec only async-signal-safe calls are made.
         unsafe { command.pre_exec(prepare) };
         let child = command.spawn().map_err(fault)?;
-        // `command` still holds the pipe's other end.
+        // `command` still holds the other end of the pipe.
         drop(command);
         let (heard, tell_ready) = (Arc::clone(heard), tell.clone());
         let (listens, listening) = mpsc::channel::<()>();
@@ -82,7 +81,7 @@ impl Process {
                 };
                 let t_s = clock.elapsed().as_secs_f64();
                 if lock(&heard).take(&bytes[..read], t_s) {
-                    // Nobody listens any more once the run is over.
+                    // The receiver is gone after the run.
                     let _ = tell_ready.send(Said::Ready);
                 }
             }
@@ -103,17 +102,17 @@ impl Process {
         Pid(self.child.id())
     }
 
-    /// How it ended, if it has. What it printed before that has been heard then.
+    /// Its exit status, if it has exited. All output before that has then been parsed.
     pub fn status(&mut self) -> Option<ExitStatus> {
         let status = self.child.try_wait().ok().flatten()?;
         if let Some(listening) = self.listening.take() {
-            // Nothing is ever sent: it ends with the listener, or in time.
+            // No message is ever sent: the wait ends with the reader, or by its time limit.
             let _ = listening.recv_timeout(OUTPUT_END_MAX);
         }
         Some(status)
     }
 
-    /// Asks its group to end.
+    /// Sends SIGTERM to its process group.
     pub fn ask_to_end(&mut self) {
         if self.status().is_none() {
             family::signal_group(self.pid(), libc::SIGTERM);
@@ -126,27 +125,27 @@ impl Process {
             family::with_descendants(self.pid())
                 .into_iter()
                 .for_each(family::kill);
-            // It fails only when it has been waited for, which is as well.
+            // It fails only if it was waited for already.
             let _ = self.child.wait();
         }
     }
 }
 
-/// What a program has said so far.
+/// Locks the parser of a program's output.
 pub fn lock(heard: &Mutex<Heard>) -> MutexGuard<'_, Heard> {
     heard.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Between fork and exec: a session of its own, and the first to be killed where memory runs out.
+/// Between fork and exec: creates a session, and makes the process the OOM killer's first choice.
 fn lead_a_session_that_goes_first() -> io::Result<()> {
-    // SAFETY: plain system calls on constants that end with a zero, and on a number.
+    // SAFETY: plain system calls on zero-terminated constants and a number.
     unsafe {
         if libc::setsid() < 0 {
             return Err(io::Error::last_os_error());
         }
         let file = libc::open(c"/proc/self/oom_score_adj".as_ptr(), libc::O_WRONLY);
         if file >= 0 {
-            // Where it is refused the kernel chooses by size, which finds it as well.
+            // If refused, the kernel chooses by size, which selects the program as well.
             libc::write(file, c"1000".as_ptr().cast(), 4);
             libc::close(file);
         }
@@ -154,10 +153,10 @@ fn lead_a_session_that_goes_first() -> io::Result<()> {
     Ok(())
 }
 
-/// Returns once a child has ended; it still has to be waited for, so its number stays its own.
+/// Returns when a child has exited. It must still be waited for, so its PID is not reused.
 fn wait_for_end(pid: Pid) {
     loop {
-        // SAFETY: the kernel fills the structure that it is given; no child is reaped.
+        // SAFETY: the kernel fills the structure that it gets; no child is reaped.
         let failed = unsafe {
             let mut info: libc::siginfo_t = std::mem::zeroed();
             libc::waitid(
@@ -175,9 +174,9 @@ fn wait_for_end(pid: Pid) {
 
 fn start_fault(launch: &Launch, source: io::Error) -> Fault {
     let why = match source.raw_os_error() {
-        Some(libc::ENOENT) => ": it, its loader or its working folder is not there".into(),
-        Some(libc::ENOEXEC) => ": it is no program for this machine".into(),
-        Some(libc::EACCES) => ": it may not be executed".into(),
+        Some(libc::ENOENT) => ": the file, its loader or its working folder is missing".into(),
+        Some(libc::ENOEXEC) => ": it is not a program for this machine".into(),
+        Some(libc::EACCES) => ": it is not executable".into(),
         _ => format!(": {source}"),
     };
     Fault::Program {

@@ -1,4 +1,4 @@
-//! Programs as a person may give them: good ones, and every way to go wrong. All run here.
+//! Tests with real processes: correct programs, and every way to fail.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,10 +10,10 @@ use demeter_scenario::{Figure, Number, Ready};
 
 use super::*;
 
-/// Who was left behind is told by who this process's children are: one test at a time.
+/// Orphans are detected among this process's children, so tests run one at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// A folder for programs, and for what they are to leave behind.
+/// A folder for programs and their files.
 struct Place {
     folder: tempfile::TempDir,
     _alone: MutexGuard<'static, ()>,
@@ -27,7 +27,7 @@ impl Place {
         }
     }
 
-    /// A shell that does this.
+    /// A shell that runs this script.
     fn sh(&self, script: &str) -> Launch {
         Launch {
             name: "sh".into(),
@@ -42,7 +42,7 @@ impl Place {
         }
     }
 
-    /// Waits until a process has written its number to a file of this name, and returns it.
+    /// Waits until a process has written its PID to a file of this name; returns the PID.
     fn pid_in(&self, name: &str) -> u32 {
         let file = self.folder.path().join(name);
         let start = Instant::now();
@@ -68,7 +68,7 @@ fn bounds(duration_s: u64) -> Bounds<'static> {
     }
 }
 
-/// Runs them; returns each program's figures, interval by interval and then of the whole phase.
+/// Runs programs; returns each program's figures, by interval and then for the whole phase.
 fn run(launches: &[Launch], duration_s: u64) -> Result<Vec<Vec<ProgramFigure>>, (Fault, String)> {
     let mut programs =
         Programs::new(Path::new("/"), launches, bounds(duration_s), NodeId(0)).unwrap();
@@ -100,7 +100,7 @@ fn run(launches: &[Launch], duration_s: u64) -> Result<Vec<Vec<ProgramFigure>>, 
     }
 }
 
-/// What is said when the program goes wrong, and what it printed last.
+/// The error of a failing program, and its last output.
 fn refused(launch: Launch, duration_s: u64) -> (String, String) {
     let (fault, text) = run(&[launch], duration_s).unwrap_err();
     let said = fault.to_string();
@@ -236,13 +236,13 @@ fn a_program_that_ends_early_is_named_with_its_last_lines() {
     let (said, text) = refused(place.sh("echo out; echo 'cannot bind' >&2; exit 3"), 20);
     assert!(said.contains("ended early (exit status: 3)"), "{said}");
     assert_eq!(text, "out\ncannot bind");
-    // Success is early as well where a figure was to come.
+    // Even success is too early if a figure was expected.
     let launch = Launch {
         figure: number("(x)"),
         ..place.sh("exit 0")
     };
     assert!(refused(launch, 20).0.contains("ended early"));
-    // So is an end before the phase begins that is to be timed.
+    // An exit before the phase is also too early if the program's time is measured.
     let launch = Launch {
         ready: Some(Ready::AfterS(9)),
         ..place.sh("exit 0")
@@ -255,7 +255,7 @@ fn a_program_that_never_gets_ready_is_named_with_what_was_awaited() {
     let place = Place::new();
     for (ready, awaited) in [
         (Ready::Line("^up$".into()), "no line matched \"^up$\""),
-        // The first port, which nobody serves.
+        // No server uses the first port.
         (Ready::Port(1), "port 1"),
     ] {
         let launch = Launch {
@@ -317,7 +317,7 @@ fn nothing_is_left_of_programs_that_will_not_end() {
 #[test]
 fn a_program_that_memory_ran_out_for_says_so() {
     let place = Place::new();
-    // The kernel's counter of such kills rises while the program runs.
+    // The kernel's counter of OOM kills rises while the program runs.
     let proc = place.folder.path().join("proc");
     fs::create_dir(&proc).unwrap();
     fs::write(proc.join("vmstat"), "nr_free_pages 1\noom_kill 7\n").unwrap();

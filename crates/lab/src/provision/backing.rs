@@ -1,5 +1,4 @@
-//! How much of a VM's memory the host really backs: measured at the emulator's own files, beside
-//! the host controller and not by it.
+//! Host memory behind a VM, measured from the emulator's files independently of the host controller.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,13 +11,13 @@ use crate::error::Error;
 /// Unit of `st_blocks`, bytes (stat(2)).
 const BLOCK_BYTES: u64 = 512;
 
-/// Most descriptors of an emulator that are looked at.
+/// Maximum number of an emulator's descriptors that are checked.
 const DESCRIPTORS_MAX: usize = 4096;
 
-/// How memfd_create(2) names the files of QEMU's `memory-backend-memfd` below /proc/PID/fd.
+/// Name prefix of QEMU's `memory-backend-memfd` files (memfd_create(2)) below /proc/PID/fd.
 const MEMFD: &str = "/memfd:memory-backend-memfd";
 
-/// Bytes of memory behind the emulator `pid`, below `root` (`/` on a host).
+/// Bytes of memory that back the emulator `pid`, below `root` (`/` on a host).
 pub fn backed_bytes(root: &Path, pid: u32) -> Result<u64, Error> {
     let dir = root.join(format!("proc/{pid}/fd"));
     let mut files = BTreeMap::new();
@@ -28,7 +27,7 @@ pub fn backed_bytes(root: &Path, pid: u32) -> Result<u64, Error> {
     {
         let path = entry.map_err(Error::io("list", &dir))?.path();
         match is_memory(&path).and_then(|is| Ok(is.then_some(fs::metadata(&path)?))) {
-            // One file may be open several times.
+            // A file may be open several times.
             Ok(Some(file)) => {
                 files.insert(file.ino(), file.blocks() * BLOCK_BYTES);
             }
@@ -55,7 +54,7 @@ mod tests {
     use super::*;
 
     fn memfd(name: &CStr, bytes: usize) -> File {
-        // SAFETY: the name is a C string; the new descriptor belongs to nobody else.
+        // SAFETY: the name is a C string; only this code owns the new descriptor.
         let file = unsafe {
             let fd = libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC);
             assert!(fd >= 0);
@@ -76,7 +75,7 @@ mod tests {
         let backed = || backed_bytes(Path::new("/"), us).unwrap() - before;
         assert_eq!(backed(), 8 << 20);
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        // SAFETY: changes only our own file.
+        // SAFETY: changes our own file only.
         let failed = unsafe { libc::fallocate(memory.as_raw_fd(), mode, 2 << 20, 4 << 20) };
         assert_eq!(failed, 0);
         assert_eq!(backed(), 4 << 20);

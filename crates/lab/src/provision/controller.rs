@@ -1,4 +1,4 @@
-//! The host controller under test, as its own process: configured, asked, killed, started again.
+//! The host controller under test, as a separate process: configuration, requests, kill and restart.
 
 use std::fs::File;
 use std::io;
@@ -15,16 +15,16 @@ use serde::Serialize;
 use crate::error::Error;
 use crate::vm::{CONFIG, NodeSizes, Setup, dies_with_this_thread, socket};
 
-/// How long the controller may take until it answers.
+/// Time limit until the controller first answers.
 const START_LIMIT: Duration = Duration::from_secs(20);
 
-/// Time between two looks whether it answers.
+/// Interval between checks of its socket.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// How long one question may take.
+/// Time limit of a request.
 const ASK_LIMIT: Duration = Duration::from_secs(5);
 
-/// A running controller; killed when dropped, and with the thread that started it.
+/// A running controller. Dropping it kills it; so does the end of the thread that started it.
 #[derive(Debug)]
 pub struct Controller {
     program: PathBuf,
@@ -54,30 +54,30 @@ impl Controller {
         Ok(controller)
     }
 
-    /// Kills it without warning and starts it again; returns once it answers.
+    /// Kills it with SIGKILL and restarts it; returns once it answers.
     pub fn kill_and_restart(&mut self) -> Result<(), Error> {
         self.kill();
         self.child = spawn(&self.program, &self.folder)?;
         self.wait()
     }
 
-    /// Its process.
+    /// PID of the controller.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Where its output goes.
+    /// Log of its output.
     fn log(folder: &Path) -> PathBuf {
         folder.join("host.log")
     }
 
-    /// What it knows.
+    /// Its view of the VMs.
     pub fn view(&self) -> Result<HostView, Error> {
         let text = self.ask("GET /v1/vms", "")?;
         serde_json::from_str(&text).map_err(|e| Error::io("decode", "GET /v1/vms")(e.into()))
     }
 
-    /// Asks for a VM's size.
+    /// Requests a size for a VM.
     pub fn set(&self, vm: &str, tiers: TierView) -> Result<(), Error> {
         let body = Tiers {
             fast_mib: Some(tiers.fast_bytes >> 20),
@@ -86,7 +86,7 @@ impl Controller {
         self.put(&format!("/v1/vms/{vm}/tiers"), &body)
     }
 
-    /// Asks for a policy.
+    /// Requests a policy.
     pub fn set_policy(&self, policy: Policy) -> Result<(), Error> {
         self.put("/v1/policy", &PolicyChoice { policy })
     }
@@ -99,13 +99,12 @@ impl Controller {
         Ok(())
     }
 
-    /// The last things that happened, as JSON.
+    /// Its latest events, as JSON.
     fn events(&self) -> Result<String, Error> {
         self.ask("GET /v1/events", "")
     }
 
-    /// Copies its log and its events to the folder `kept`, named after `run`. A controller that
-    /// has failed need not answer.
+    /// Copies its log and events to the folder `kept`, named after `run`. A failed controller need not answer.
     pub fn keep_logs(&self, kept: &Path, run: &str, failed: bool) -> Result<(), Error> {
         std::fs::create_dir_all(kept).map_err(Error::io("create", kept))?;
         let name = |what: &str| kept.join(format!("{}-host-{what}", run.replace(' ', "-")));
@@ -151,7 +150,7 @@ impl Controller {
     }
 
     fn kill(&mut self) {
-        // Both fail only when it has ended already, which is as well.
+        // Both fail only if it has exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -182,7 +181,7 @@ fn spawn(program: &Path, folder: &Path) -> Result<Child, Error> {
         .stdin(Stdio::null())
         .stdout(output)
         .stderr(errors)
-        // Its own group: Ctrl-C reaches us alone, and we end it.
+        // In its own process group, so that Ctrl-C reaches us only, and we end it.
         .process_group(0);
     dies_with_this_thread(&mut command);
     command.spawn().map_err(Error::io("start", program))

@@ -1,6 +1,7 @@
-//! The crash matrix: agent, host controller and VM are killed, and the VM is reset, stopped, taken
-//! back to a snapshot, migrated and plugged into, or its libvirtd is started anew, at random points, while
-//! its sizes change; after each everything has to come back, and no word may be wrong.
+//! The crash matrix: random failures of agent, controller, VM and libvirtd while the VM is resized.
+//!
+//! Agent, host controller and VM are killed. The VM is reset, stopped, restored from a snapshot, migrated and
+//! hotplugged, or its libvirtd is restarted. After each event everything must recover, and no word may be wrong.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -18,17 +19,17 @@ use crate::link::VmMessage;
 use crate::vm::{DIMM_SLOTS, Elastic, Monitor, Setup, VmEntry};
 use crate::workload::rng::{Rng, scale};
 
-/// The VM's name for the controller.
+/// The VM's name in the controller.
 const NAME: &str = "vm";
 
-/// An event comes at a random point of so long a time after a change of sizes was asked for: the
-/// change itself takes about half of it. Events that last do so for no longer.
+/// An event occurs at a random time within this long after a resize request; the resize takes about half of it. Events
+/// with a duration last at most as long.
 const WITHIN_MS: u64 = 3000;
 
-/// Time between two looks whether all is well again.
+/// Interval between checks for recovery.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// What happens: the name is what is done, and to what.
+/// An event; its name has the action and the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display)]
 enum Event {
     #[strum(to_string = "kill agent")]
@@ -39,16 +40,16 @@ enum Event {
     Vm,
     #[strum(to_string = "reset vm")]
     Reset,
-    /// For a while.
+    /// For a limited time.
     #[strum(to_string = "stop vm")]
     Stop,
-    /// It is written, the VM goes on and changes its size, and is what it was again.
+    /// A snapshot is written, the VM continues and is resized, and is then restored.
     #[strum(to_string = "load snapshot")]
     Snapshot,
-    /// Broken off at a random point, if it has not come to its end by then.
+    /// A migration that is cancelled at a random time, unless it has completed.
     #[strum(to_string = "migrate vm")]
     Migrate,
-    /// A DIMM, or, where there is one, asked for back again.
+    /// A DIMM is plugged or, if one is plugged already, requested back.
     #[strum(to_string = "plug dimm")]
     Plug,
     #[strum(to_string = "restart libvirt")]
@@ -56,7 +57,7 @@ enum Event {
 }
 
 impl Event {
-    /// What can happen to a VM that is reached so. Behind libvirt's back nothing is done to its QEMU.
+    /// Events that apply to a VM with this connection. QEMU is never changed behind libvirt's back.
     fn possible(through: Through) -> &'static [Self] {
         match through {
             Through::Qmp => &[
@@ -74,7 +75,7 @@ impl Event {
     }
 }
 
-/// Runs all cycles. Fails when something does not come back in time.
+/// Runs all cycles. Fails if anything does not recover in time.
 pub fn run(
     run: Run,
     crashes: Crashes,
@@ -155,11 +156,11 @@ impl Matrix<'_> {
             let violations = self.recover(&format!("cycle {cycle}, {event}"))?;
             let recovered_s = happened.elapsed().as_secs_f64();
             tracing::info!(
-                "cycle {cycle} of {cycles}: {event}, well again after {recovered_s:.1} s"
+                "cycle {cycle} of {cycles}: {event}, recovered after {recovered_s:.1} s"
             );
             figures.cycles = cycle.into();
             figures.recovered_max_s = figures.recovered_max_s.max(recovered_s);
-            // A controller that was killed counts from 0 again.
+            // A restarted controller counts from 0 again.
             figures.violations = figures.violations.max(violations);
             *by_event.entry(event.to_string()).or_default() += 1;
         }
@@ -170,7 +171,7 @@ impl Matrix<'_> {
         Ok(figures)
     }
 
-    /// Asks for a size between what the machine promises to programs and everything.
+    /// Requests a random size between the programs' memory and all memory.
     fn change_size(&self, rng: &mut Rng) -> Result<(), Error> {
         let size = random_size(&self.elastic, rng);
         self.controller.set(NAME, size.into())
@@ -197,7 +198,7 @@ impl Matrix<'_> {
             Event::Reset => {
                 let mut monitor = self.monitor()?;
                 if !monitor.dimms()?.is_empty() {
-                    // The plugin does not know where a DIMM lies that a kernel boots with.
+                    // The plugin does not know the address of a DIMM that is present at boot.
                     return self.happen(Event::Vm, rng);
                 }
                 self.life.may_boot = true;
@@ -240,11 +241,11 @@ impl Matrix<'_> {
         Monitor::connect(self.life.vm.folder())
     }
 
-    /// Waits until the VM owns what it should and a round that began after the event has been
-    /// verified. Returns the controller's count of violations.
+    /// Waits until the VM owns its target and a round that began after the event has been verified. Returns the
+    /// controller's count of violations.
     fn recover(&mut self, what: &str) -> Result<u64, Error> {
         let deadline = Instant::now() + self.recovery;
-        // The round that was under way, and a whole one.
+        // The current round, and a complete one.
         let rounds = self.life.rounds + 2;
         loop {
             self.hear_until(Instant::now() + LOOK_EVERY)?;
@@ -256,7 +257,7 @@ impl Matrix<'_> {
             }
             if Instant::now() >= deadline {
                 return Err(Error::Controller(format!(
-                    "was not well again {} s after {what}: {} of {rounds} rounds verified, {vm:?}",
+                    "had not recovered {} s after {what}: {} of {rounds} rounds verified, {vm:?}",
                     self.recovery.as_secs(),
                     self.life.rounds,
                 )));

@@ -1,8 +1,8 @@
-//! VMs side by side under one host controller: started, sized, let go together, watched.
+//! Several VMs under one host controller: starts, sizes, measures and monitors them.
 //!
-//! Each VM has a thread that starts it and hears it; one conductor acts on what they say and asks
-//! the controller. A VM waits twice: before its memory is filled, so that it can be sized, and
-//! before its timed phase, so that all begin together.
+//! Each VM has a thread that starts it and reads its reports. One conductor acts on the reports and sends requests to
+//! the controller. A VM waits twice: before it populates memory, so that it can be resized, and before its timed phase,
+//! so that all VMs start together.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -23,16 +23,16 @@ use crate::link::VmMessage;
 use crate::timeline::VmTimeline;
 use crate::vm::{Daemon, Lab, NodeSizes, Orders, PreparedVm, Setup, VmEntry, check_host};
 
-/// How often the conductor looks at the clock.
+/// Interval of the conductor's checks.
 const TICK: Duration = Duration::from_millis(50);
 
-/// Time between two points of the VMs' memory over time.
+/// Interval between two points of the series of VM memory.
 const POINT_EVERY: Duration = Duration::from_secs(1);
 
-/// How near to its target a VM's memory counts as there: guests give whole huge pages.
+/// Tolerance of a VM's target, as guests release whole huge pages.
 pub const NEAR_BYTES: u64 = 4 << 20;
 
-/// One run: what it is called and what it consists of.
+/// The parameters of one run.
 #[derive(Debug, Clone, Copy)]
 pub struct Run<'a> {
     /// Its name in results and messages.
@@ -43,14 +43,14 @@ pub struct Run<'a> {
     pub scenario: &'a Scenario,
     /// The scenario's section on provisioning.
     pub provision: &'a Provision,
-    /// Where VMs come from.
+    /// The lab that makes the VMs.
     pub lab: &'a Lab,
-    /// Set when the person asks to stop.
+    /// Set when the user asks to stop.
     pub stop: &'a AtomicBool,
 }
 
 impl Run<'_> {
-    /// The libvirtd that runs the VMs, where one is to.
+    /// The libvirtd that runs the VMs, if requested.
     pub fn daemon(&self) -> Result<Option<Arc<Daemon>>, Error> {
         match self.variant.through {
             Through::Qmp => Ok(None),
@@ -59,20 +59,20 @@ impl Run<'_> {
     }
 }
 
-/// What a run reported.
+/// The reports of a run.
 #[derive(Debug, Default)]
 pub struct FleetTimeline {
     /// Each VM with its name.
     pub vms: Vec<(String, VmTimeline)>,
-    /// How the memory was taken before the workload started.
+    /// The measured inflation before the workload started.
     pub sizing: Option<Sizing>,
-    /// Memory that programs could take of each tier in the first VM afterwards, MiB.
+    /// Memory available to programs in the first VM afterwards, MiB by tier.
     pub free_mib: Option<[u64; 2]>,
     /// Fast memory of each VM over time: seconds into the timed phase, bytes.
     pub fast_bytes: Vec<(f64, Vec<Option<u64>>)>,
-    /// Changes of the first VM's fast memory in the timed phase.
+    /// Resizes of the first VM's fast memory in the timed phase.
     pub resizes: Vec<Resize>,
-    /// How often the controller says that it promised more than there is.
+    /// The controller's count of times that it committed more than the pool.
     pub violations: Option<u64>,
 }
 
@@ -82,7 +82,7 @@ enum Message {
     Ended(Result<(), Error>),
 }
 
-/// Runs all VMs to their end. `progress` sees each report, and whose it is.
+/// Runs all VMs to their end. `progress` receives each report and the VM's name.
 pub fn run(run: Run, progress: &mut dyn FnMut(&str, &VmMessage)) -> Result<FleetTimeline, Error> {
     let mut names = Vec::new();
     let mut prepared = Vec::new();
@@ -99,7 +99,7 @@ pub fn run(run: Run, progress: &mut dyn FnMut(&str, &VmMessage)) -> Result<Fleet
             &Settings::new(system, ""),
             run.variant.provisioner.kind(),
         )?;
-        // Memory that was never backed cannot be seen to come back.
+        // Returned memory is only measurable if it was backed before.
         vm.prealloc = run.provision.vms.len() < 2;
         vm.daemon.clone_from(&daemon);
         prepared.push(vm);
@@ -139,7 +139,7 @@ pub fn run(run: Run, progress: &mut dyn FnMut(&str, &VmMessage)) -> Result<Fleet
             let (sender, halt) = (sender.clone(), &halt);
             scope.spawn(move || {
                 let outcome = hear(index, vm, halt, &sender);
-                // Nobody listens any more when another VM has failed.
+                // The receiver is gone if another VM has failed.
                 let _ = sender.send((index, Message::Ended(outcome)));
             });
         }
@@ -152,7 +152,7 @@ pub fn run(run: Run, progress: &mut dyn FnMut(&str, &VmMessage)) -> Result<Fleet
     outcome.map(|()| conductor.timeline)
 }
 
-/// Starts a VM and passes on what it says.
+/// Starts a VM and forwards its reports.
 fn hear(
     index: usize,
     vm: &PreparedVm,
@@ -172,7 +172,7 @@ fn hear(
     vm.listen(child, halt, &mut |report| send(Message::Report(report)))
 }
 
-/// How many VMs have come how far.
+/// Number of VMs that have reached each stage.
 #[derive(Debug, Default)]
 struct Counts {
     booted: usize,
@@ -189,7 +189,7 @@ struct Conductor<'a> {
     vms: Vec<Option<(u32, Orders)>>,
     controller: Option<Controller>,
     counts: Counts,
-    /// When the timed phase began; none before and after it.
+    /// Start of the timed phase; none before and after it.
     began: Option<Instant>,
     next_point: Option<Instant>,
     cycle: Option<CycleState>,
@@ -260,7 +260,7 @@ impl Conductor<'_> {
             .map_err(|fault| self.prepared[index].error(fault))
     }
 
-    /// Starts the controller and brings all VMs to the size at which they begin.
+    /// Starts the controller and resizes all VMs to their initial sizes.
     fn size(&mut self) -> Result<(), Error> {
         let Some(elastics) = self
             .prepared
@@ -272,8 +272,7 @@ impl Conductor<'_> {
         };
         let names = self.timeline.vms.iter().map(|(name, _)| name);
         let entries = names.zip(self.prepared).zip(&elastics).enumerate();
-        // A single VM begins with everything, so that taking memory can be timed, and has no
-        // policy to be kept from.
+        // A single VM begins with all memory, so that inflation can be timed. It has no policy that needs a guarantee.
         let is_single = self.prepared.len() == 1;
         let kernel_mib = elastics[0].target.fast_mib - self.run.scenario.machine.fast.usable_mib;
         let fast_guarantee_mib = kernel_mib + self.run.provision.fast_guarantee_mib;
@@ -289,7 +288,7 @@ impl Conductor<'_> {
                 },
                 limit: elastic.full(),
                 fast_guarantee_mib: if is_single { 0 } else { fast_guarantee_mib },
-                // Policies divide fast memory: less slow memory could not hold the workload.
+                // Policies divide fast memory only, since with less slow memory the workload would not fit.
                 slow_guarantee_mib: if is_single {
                     0
                 } else {
@@ -326,7 +325,7 @@ impl Conductor<'_> {
         Ok(())
     }
 
-    /// Lets the timed phase begin in all VMs.
+    /// Starts the timed phase in all VMs.
     fn begin(&mut self) -> Result<(), Error> {
         if let Some(controller) = &self.controller
             && self.run.variant.policy != Policy::Static
@@ -348,7 +347,7 @@ impl Conductor<'_> {
         Ok(())
     }
 
-    /// What the conductor does by the clock in the timed phase.
+    /// The conductor's timed actions in the timed phase.
     fn watch(&mut self) -> Result<(), Error> {
         let (Some(began), Some(controller)) = (self.began, &self.controller) else {
             return Ok(());

@@ -1,4 +1,4 @@
-//! A VM that runs its workload again and again, and what it has said.
+//! A VM that runs its workload repeatedly, and its reports.
 
 use std::time::Instant;
 
@@ -7,21 +7,21 @@ use crate::error::{Error, VmFault};
 use crate::link::VmMessage;
 use crate::vm::{PreparedVm, VmChild};
 
-/// The life of such a VM.
+/// The state of such a VM.
 pub struct Life<'a> {
-    /// What it is made of.
+    /// Its parts.
     pub vm: &'a PreparedVm,
     /// Its emulator.
     pub child: VmChild,
-    /// Rounds that it has verified.
+    /// Number of verified rounds.
     pub rounds: u64,
-    /// Words that it has checked.
+    /// Number of words checked.
     pub words: u64,
-    /// Words that were wrong.
+    /// Number of wrong words.
     pub wrong_words: u64,
-    /// Whether it may start anew, or break off in the middle of a line.
+    /// Whether it may reboot, or stop in the middle of a line.
     pub may_boot: bool,
-    /// Whether a line may begin in its middle: the VM was taken back to an earlier time.
+    /// Whether a line may begin in its middle, since the VM was restored from a snapshot.
     pub may_stutter: bool,
 }
 
@@ -39,7 +39,7 @@ impl<'a> Life<'a> {
         })
     }
 
-    /// Takes in what it says until then. What is no count of its own goes to `take`.
+    /// Processes its reports until then. Reports other than counts go to `take`.
     pub fn hear_until(
         &mut self,
         until: Instant,
@@ -50,7 +50,7 @@ impl<'a> Life<'a> {
             let report = match self.child.report_until(until, run.stop) {
                 Ok(Some(report)) => report,
                 Ok(None) => return Ok(()),
-                // Half a line of a life that was cut off.
+                // Half a line from before an interruption.
                 Err(VmFault::Nonsense(_)) if self.may_boot || self.may_stutter => continue,
                 Err(fault) => return Err(self.vm.error(fault)),
             };

@@ -1,4 +1,4 @@
-//! Scenarios whose VMs get and lose memory while they run: one run for each mechanism and policy.
+//! Scenarios that resize VMs during a run: one run for each mechanism and policy.
 
 mod backing;
 mod controller;
@@ -20,8 +20,8 @@ use crate::link::VmMessage;
 use crate::vm::Lab;
 pub use sizing::is_settled;
 
-/// Runs every variant of the scenario, one after the other; see [`crate::run()`]. What was measured
-/// is in `results` even when one fails.
+/// Runs all variants of the scenario in order; see [`crate::run()`]. `results` has all measurements, even if a variant
+/// fails.
 pub fn run(
     scenario: &Scenario,
     provision: &Provision,

@@ -1,4 +1,4 @@
-//! Fast memory that comes and goes in the timed phase. Pure.
+//! Schedule of fast memory changes in the timed phase, without I/O.
 
 use demeter_host::view::{TierView, VmView};
 use demeter_outcome::Resize;
@@ -6,18 +6,18 @@ use demeter_scenario::ResizeCycle;
 
 use super::fleet::NEAR_BYTES;
 
-/// Where a [`ResizeCycle`] stands.
+/// The state of a [`ResizeCycle`].
 #[derive(Debug)]
 pub struct CycleState {
     cycle: ResizeCycle,
     next_s: f64,
     is_grown: bool,
-    /// Whether the last change was asked for and is not yet done.
+    /// Whether the last change was requested and is not complete.
     pub is_pending: bool,
 }
 
 impl CycleState {
-    /// Before the first change.
+    /// The state before the first change.
     pub fn new(cycle: ResizeCycle) -> Self {
         Self {
             cycle,
@@ -27,12 +27,12 @@ impl CycleState {
         }
     }
 
-    /// Whether there is something to look at or to do.
+    /// Whether there is anything to check or to do.
     pub fn is_awake(&self, t_s: f64) -> bool {
         self.is_pending || t_s >= self.next_s
     }
 
-    /// The size to ask for, if it is time. The last change is the one back to the beginning.
+    /// The size to request, if one is due. The last change returns to the initial size.
     pub fn due(&mut self, t_s: f64, duration_s: f64, base: TierView) -> Option<TierView> {
         let every_s = self.cycle.every_s as f64;
         let may_begin = self.is_grown || self.next_s + every_s < duration_s;
@@ -52,7 +52,7 @@ impl CycleState {
         })
     }
 
-    /// Notes when the last change was done, and what the controller says meanwhile.
+    /// Records the end of the last change, and the controller's view until then.
     pub fn settle(&mut self, t_s: f64, vm: &VmView, resizes: &mut [Resize]) {
         let Some(last) = resizes.last_mut().filter(|_| self.is_pending) else {
             return;
@@ -123,7 +123,7 @@ mod tests {
             (resizes[0].took_s, resizes[0].reason.as_deref()),
             (Some(2.0), None)
         );
-        // What comes later is not its doing.
+        // Later changes have other causes.
         cycle.settle(4.0, &owning(0), &mut resizes);
         assert_eq!(resizes[0].took_s, Some(2.0));
     }

@@ -1,4 +1,4 @@
-//! From what a fleet of VMs reported to what the result file says. Pure.
+//! Converts the reports of a fleet of VMs to a result, without I/O.
 
 use demeter_outcome::{Point, Provisioning, Resize, Speed, SystemResult, WorkloadResult};
 use demeter_scenario::Variant;
@@ -8,7 +8,7 @@ use super::fleet::FleetTimeline;
 /// Bytes in a gibibyte.
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// What the run called `name` did; nothing when some VM did not report in full.
+/// The result of the run called `name`; none if some VM's reports are incomplete.
 pub fn summarise(name: &str, variant: Variant, fleet: FleetTimeline) -> Option<SystemResult> {
     let results = fleet.vms.iter().enumerate().map(|(index, (vm, timeline))| {
         let mut result = timeline.summarise(vm)?;
@@ -69,8 +69,7 @@ fn plus<T: std::ops::Add<Output = T>>(a: Option<T>, b: Option<T>) -> Option<T> {
     Some(a? + b?)
 }
 
-/// Both together: throughputs of one unit, times and counts add up. Shares add up too, for who
-/// divides them.
+/// The sum of two results: throughputs of one unit, times and counts are added. So are shares; the caller divides them.
 fn add(mut sum: SystemResult, other: SystemResult) -> SystemResult {
     sum.speed = sum.speed.zip(other.speed).and_then(|(a, b)| {
         (a.unit == b.unit && !a.unit.is_time()).then(|| Speed {
@@ -80,7 +79,7 @@ fn add(mut sum: SystemResult, other: SystemResult) -> SystemResult {
         })
     });
     sum.hot_in_fast_final = plus(sum.hot_in_fast_final, other.hot_in_fast_final);
-    // When a hot set was found says nothing of several that change.
+    // Times to find the hot set have no sum for several changing hot sets.
     (sum.t90_s, sum.t90_after_shift_s) = (None, None);
     sum.kswapd_scanned += other.kswapd_scanned;
     sum.bytes_promoted = plus(sum.bytes_promoted, other.bytes_promoted);
@@ -94,7 +93,7 @@ fn add(mut sum: SystemResult, other: SystemResult) -> SystemResult {
     for (name, count) in other.counters {
         *sum.counters.entry(name).or_default() += count;
     }
-    // Intervals end together to within the time that it takes to say so.
+    // Intervals end together, to within the delay of reports.
     let pairs = sum.series.iter().zip(&other.series);
     let add = |(a, b): (&Point, &Point)| Point {
         t_s: a.t_s,
@@ -106,14 +105,14 @@ fn add(mut sum: SystemResult, other: SystemResult) -> SystemResult {
     sum
 }
 
-/// The VM's fast memory at some time: what was last seen before it.
+/// The VM's fast memory at a time: the last value before it.
 fn fast_at(seen: &[(f64, Vec<Option<u64>>)], vm: usize, t_s: f64) -> Option<u64> {
     let last = seen.iter().take_while(|(at_s, _)| *at_s <= t_s).last()?;
     *last.1.get(vm)?
 }
 
-/// Whether a resize was under way in the interval of a second that ended at `t_s`. One that was
-/// never done is, until the next one begins.
+/// Whether a resize was in progress in the interval of one second that ended at `t_s`. A resize that never completes
+/// lasts until the next one begins.
 fn is_resizing(t_s: f64, resizes: &[Resize]) -> bool {
     resizes.iter().enumerate().any(|(index, resize)| {
         let next_s = resizes
@@ -202,12 +201,12 @@ mod tests {
             (sum.series[0].speed, sum.series[0].fast_bytes),
             (Some(3.0), Some(20))
         );
-        // Latencies, and what is told in different units, have no sum.
+        // Latencies, and results of different units, have no sum.
         for (a, b) in [(mops, &Unit::new("requests/s")), (&Unit::NS, &Unit::NS)] {
             let sum = add(one(a, 1.0, None), one(b, 1.0, None));
             assert_eq!((&sum.speed, sum.series[0].speed), (&None, None));
         }
-        // A VM that did not verify leaves the sum unknown, not good.
+        // A VM without verification makes the sum unknown, not good.
         let unknown = add(one(mops, 1.0, Some(0)), one(mops, 1.0, None));
         assert_eq!(unknown.verify_errors, None);
     }

@@ -1,4 +1,4 @@
-//! Taking memory from a VM before anything runs in it, with a clock beside it.
+//! Measures how fast a VM returns memory, before its workload starts.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,36 +13,36 @@ use crate::error::Error;
 use crate::vm::{Elastic, NodeSizes};
 use crate::workload::rng::{Rng, scale};
 
-/// How long VMs may take to get the size they begin with.
+/// Time limit for VMs to reach their initial size.
 const SETTLE_LIMIT: Duration = Duration::from_secs(120);
 
-/// How long nothing changes before a change that is as large as it should be counts as over.
+/// A change of the expected size is complete if nothing changes for this long.
 const STILL: Duration = Duration::from_millis(500);
 
-/// How long nothing may change before a change that is not counts as given up.
+/// A change of another size has failed if nothing changes for this long.
 const STUCK: Duration = Duration::from_secs(15);
 
-/// Time between two looks at the memory's files, and so the error of measured times.
+/// Interval between checks of the memory's files, which is the error of measured times.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// Looks between two questions to the controller, which take time from the VM.
+/// Checks per request to the controller; requests take CPU time from the VM.
 const LOOKS_PER_QUESTION: u32 = 40;
 
-/// Share of what comes back that ends the clock: the rest is left to rounding.
+/// Share of the returned memory that stops the clock; the rest is rounding.
 const NEARLY_ALL: f64 = 0.99;
 
-/// How memory was taken.
+/// Result of an inflation.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sizing {
-    /// Bytes that the VM owned less afterwards.
+    /// Bytes by which the VM's owned memory shrank.
     pub inflated_bytes: u64,
-    /// Bytes that the memory's files were smaller.
+    /// Bytes by which the memory's files shrank.
     pub returned_bytes: u64,
-    /// Seconds from the request until the files had all but a hundredth of that.
+    /// Seconds from the request until the files had shrunk by all but a hundredth of that.
     pub took_s: f64,
 }
 
-/// Waits until every VM owns what it begins with.
+/// Waits until every VM owns its initial size.
 pub fn wait_until_settled(controller: &Controller, stop: &AtomicBool) -> Result<(), Error> {
     let deadline = Instant::now() + SETTLE_LIMIT;
     loop {
@@ -58,7 +58,7 @@ pub fn wait_until_settled(controller: &Controller, stop: &AtomicBool) -> Result<
     }
 }
 
-/// Brings the VM `name`, whose emulator is process `pid`, to `target` and measures that.
+/// Resizes the VM `name`, whose emulator is process `pid`, to `target`, and measures that.
 pub fn measure(
     controller: &Controller,
     name: &str,
@@ -95,7 +95,7 @@ pub fn measure(
         until_question = LOOKS_PER_QUESTION;
         check_stop(stop)?;
         let now_owned = owned()?;
-        // The sum: virtio-balloon is not asked which tier it takes memory from.
+        // Compares sums, since virtio-balloon takes memory from any tier.
         let is_there = now_owned.is_some_and(|o| o.sum() <= target.sum() + NEAR_BYTES);
         if changed.elapsed() >= if is_there { STILL } else { STUCK } {
             break now_owned;
@@ -111,7 +111,7 @@ pub fn measure(
     })
 }
 
-/// From looks at the backed bytes over time: how many came back, and when nearly all had.
+/// Returned bytes, and the time at which nearly all had returned, from samples of backed bytes.
 fn course(looks: &[(f64, u64)]) -> (u64, f64) {
     let (Some(&(_, first)), Some(&(_, last))) = (looks.first(), looks.last()) else {
         return (0, 0.0);
@@ -124,7 +124,7 @@ fn course(looks: &[(f64, u64)]) -> (u64, f64) {
     (returned, reached.map_or(0.0, |&(t_s, _)| t_s))
 }
 
-/// A size between what the machine promises to programs and everything, in whole huge pages.
+/// A random size between the programs' memory and all memory, in whole huge pages.
 pub fn random_size(elastic: &Elastic, rng: &mut Rng) -> NodeSizes {
     let (least, full) = (elastic.target, elastic.full());
     let mut between = |low: u64, high: u64| low + scale(rng.next(), (high - low) / 2 + 1) * 2;
@@ -134,7 +134,7 @@ pub fn random_size(elastic: &Elastic, rng: &mut Rng) -> NodeSizes {
     }
 }
 
-/// Whether a VM has what it shall have.
+/// Whether a VM owns its target.
 pub fn is_settled(vm: &VmView) -> bool {
     let is_near = |owned: TierView| owned.sum().abs_diff(vm.target.sum()) <= 2 * NEAR_BYTES;
     vm.state == VmState::Up && vm.owned.is_some_and(is_near)
@@ -177,7 +177,7 @@ mod tests {
     }
 
     proptest! {
-        /// The time lies within the looks, and what is returned is what the files lost.
+        /// The time lies within the samples, and the returned bytes equal the files' decrease.
         #[test]
         fn times_lie_within_the_looks(backed in proptest::collection::vec(0u64..1 << 40, 1..50)) {
             let looks: Vec<_> = backed.iter().enumerate().map(|(t, b)| (t as f64, *b)).collect();

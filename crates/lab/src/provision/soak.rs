@@ -1,5 +1,5 @@
-//! The soak: VMs run rounds side by side and are resized all the time, for as long as one likes. What
-//! controller, agents and kernels use must not grow, and no word may be wrong.
+//! The soak test: VMs run rounds while they are resized constantly, for any duration. Resource usage of controller,
+//! agents and kernels must not grow, and no word may be wrong.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,22 +19,21 @@ use crate::uses::Uses;
 use crate::vm::{Elastic, NodeSizes, PreparedVm, Setup, VmEntry, check_host};
 use crate::workload::rng::{Rng, scale};
 
-/// Time between two looks at what is used.
+/// Interval between samples of usage.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// How long a VM is listened to before the next one is.
+/// Time for which one VM's reports are read before the next one's.
 const TURN: Duration = Duration::from_millis(50);
 
-/// How long a VM may take beyond the soak itself.
+/// Time limit of a VM beyond the soak itself.
 const GRACE: Duration = Duration::from_secs(600);
 
-/// How much more may be used in the last quarter than in the second: a part of that, and so much
-/// besides.
+/// Allowed growth of usage from the second quarter to the last: a percentage, plus a constant.
 const GROWTH_PERCENT: u64 = 10;
 const SLACK_KIB: u64 = 1024;
 const SLACK_PIECES: u64 = 4;
 
-/// Runs it to its end.
+/// Runs the soak to its end.
 pub fn run(
     run: Run,
     soak: Soak,
@@ -114,13 +113,13 @@ struct Course<'a> {
     elastics: Vec<Elastic>,
     lives: Vec<Life<'a>>,
     controller: Controller,
-    /// What was used, by whom and what, as often as it was looked at.
+    /// Usage samples by owner and resource.
     seen: BTreeMap<(String, &'static str), Vec<u64>>,
     progress: &'a mut dyn FnMut(&str, &VmMessage),
 }
 
 impl Course<'_> {
-    /// Returns how often sizes were changed.
+    /// Runs until `end`; returns the number of resizes.
     fn until(&mut self, end: Instant) -> Result<u64, Error> {
         let mut rng = Rng::new(self.run.scenario.seed, 0);
         let resize_every = Duration::from_secs(self.soak.resize_s);
@@ -160,7 +159,7 @@ impl Course<'_> {
     fn figures(&self, duration: Duration, resizes: u64) -> Result<SystemResult, Error> {
         let uses = self.seen.iter().map(|((who, what), seen)| {
             let (early, late) = early_and_late(seen).ok_or_else(|| {
-                let why = format!("the soak was too short to see what {who} uses; see --duration");
+                let why = format!("the soak was too short to measure {who}; raise --duration");
                 Error::Controller(why)
             })?;
             Ok(Use {
@@ -213,7 +212,7 @@ impl Course<'_> {
     }
 }
 
-/// Units of what is used.
+/// Units of usage.
 const KIB: &str = "KiB";
 const DESCRIPTORS: &str = "descriptors";
 const THREADS: &str = "threads";
@@ -228,8 +227,8 @@ fn note(seen: &mut BTreeMap<(String, &'static str), Vec<u64>>, who: &str, uses: 
     }
 }
 
-/// The most in the second quarter of the looks and in the last one: at first everything grows to what
-/// it needs. Nothing where there are too few.
+/// Maximum in the second quarter of the samples and in the last one. The first quarter is skipped, as usage first grows
+/// to its normal level. None if there are too few samples.
 fn early_and_late(seen: &[u64]) -> Option<(u64, u64)> {
     let quarter = seen.len() / 4;
     let early = seen.get(quarter..2 * quarter)?.iter().max()?;
@@ -251,7 +250,7 @@ mod tests {
             let seen: Vec<u64> = (0..looks).map(used).collect();
             early_and_late(&seen).map(|(early, late)| has_grown(early, late, SLACK_KIB))
         };
-        // One that leaks, one that does not, one that needs a while.
+        // One leaks, one does not, one needs some time.
         assert_eq!(grew(600, |t| 10_000 + 20 * t), Some(true));
         assert_eq!(grew(600, |t| 10_000 + t % 7 * 100), Some(false));
         assert_eq!(grew(600, |t| 200 * t.min(100)), Some(false));

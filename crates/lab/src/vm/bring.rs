@@ -1,4 +1,4 @@
-//! What the programs of a scenario need, found on this machine, and how they are started.
+//! Finds a scenario's programs and their files on this machine, and builds their start commands.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -15,10 +15,10 @@ use super::tree::Tree;
 use crate::error::Error;
 use crate::program::Launch;
 
-/// Our own programs, beside the command.
+/// Our own programs, installed beside the command.
 const OWN: [&str; 7] = ["forks", "graph", "gups", "kvload", "memlat", "mix", "sweep"];
 
-/// Where a distribution has its programs.
+/// Folders of a distribution's programs.
 const BIN_DIRS: [&str; 6] = [
     "/usr/local/bin",
     "/usr/bin",
@@ -28,13 +28,13 @@ const BIN_DIRS: [&str; 6] = [
     "/usr/games",
 ];
 
-/// Where cgroups (v2) are.
+/// Mount point of cgroups (v2).
 const CGROUPS: &str = "/sys/fs/cgroup";
 
-/// Where programs work in a VM: each in a folder of its name.
+/// Working folder of programs in a VM; each has a folder of its name.
 const WORK_DIR: &str = "/work";
 
-/// Files that the C library asks for who somebody is and where a name leads.
+/// Files that the C library reads to resolve user and host names.
 const TEXTS: [(&str, &str); 3] = [
     ("etc/group", "root:x:0:\nnogroup:x:65534:\n"),
     ("etc/hosts", "127.0.0.1 localhost\n"),
@@ -44,18 +44,18 @@ const TEXTS: [(&str, &str); 3] = [
     ),
 ];
 
-/// Where programs are looked for.
+/// Searches for programs.
 #[derive(Debug)]
 pub struct Finder<'a> {
     /// Folder with our own programs.
     pub own: &'a Path,
-    /// Packages that were unpacked, if the scenario names some.
+    /// Unpacked packages, if the scenario names any.
     pub tree: Option<Tree>,
 }
 
 impl<'a> Finder<'a> {
-    /// Looks among our own programs in `own`, in the packages that any of the programs names, and on
-    /// this machine.
+    /// A finder for a scenario's programs. It searches our own programs in `own`, the packages that any of the programs
+    /// names, and this machine.
     pub fn new(own: &'a Path, cache: &Path, programs: &Programs) -> Result<Self, Error> {
         let names = programs.programs.iter().flat_map(|p| &p.packages);
         let names: BTreeSet<&str> = names.map(String::as_str).collect();
@@ -66,7 +66,7 @@ impl<'a> Finder<'a> {
         })
     }
 
-    /// The file that a command's first word means, here and now.
+    /// Resolves the first word of a command to a file.
     fn find(&self, program: &Program, word: &str) -> Result<PathBuf, Error> {
         let path = Path::new(word);
         let in_tree = |path: &Path| self.tree.as_ref().and_then(|tree| tree.file(path));
@@ -94,7 +94,7 @@ impl<'a> Finder<'a> {
         self.tree.as_ref().map_or(Ok(vec![]), Tree::library_dirs)
     }
 
-    /// Those of all programs of the packages: a command may be a shell that starts others.
+    /// Libraries of all programs in the packages, since a command may be a shell that starts others.
     fn needed_by_all(&self) -> Result<Vec<PathBuf>, Error> {
         let mut libraries = vec![];
         if let Some(tree) = &self.tree {
@@ -112,7 +112,7 @@ impl<'a> Finder<'a> {
             None => Ok(needed.files),
             Some(missing) => Err(Error::Missing {
                 what: format!(
-                    "program {}: {} needs {missing}, which is not there",
+                    "program {}: {} needs {missing}, which is missing",
                     program.name(),
                     file.display()
                 ),
@@ -122,7 +122,7 @@ impl<'a> Finder<'a> {
     }
 }
 
-/// Puts the programs of a scenario with all that they need into a VM, and says how to start them.
+/// Adds a scenario's programs to a VM; returns their start commands.
 pub fn into_vm(
     initramfs: &mut Initramfs,
     finder: &Finder<'_>,
@@ -173,8 +173,8 @@ pub fn into_vm(
     Ok(launches)
 }
 
-/// Says how to start the programs of a scenario where they lie on this machine. Each works in a new
-/// folder of its name in `work`, in which it finds its data by links.
+/// Returns the start commands of a scenario's programs on this machine. Each runs in a new folder of its name in
+/// `work`, with links to its data.
 pub fn in_place(
     finder: &Finder<'_>,
     scenario: &Scenario,
@@ -190,7 +190,7 @@ pub fn in_place(
     let unpacked = BIN_DIRS.iter().filter_map(|dir| in_tree(dir));
     let path = unpacked.chain(BIN_DIRS.iter().map(PathBuf::from));
     let path: Vec<String> = path.map(|dir| dir.display().to_string()).collect();
-    // What the system has, its loader finds by itself.
+    // The loader finds the system's own libraries.
     let of_packages = |libraries: Vec<PathBuf>| -> Vec<String> {
         let tree = finder.tree.as_ref();
         let of_tree = |library: &PathBuf| tree.is_some_and(|tree| tree.place(library).is_some());
@@ -227,7 +227,7 @@ pub fn in_place(
     Ok(launches)
 }
 
-/// A file of the packages, at its place, or a link as a link.
+/// Adds a file of the packages at its path, keeping links as links.
 fn add_as_it_is(initramfs: &mut Initramfs, tree: &Tree, file: &Path) -> Result<(), Error> {
     let place = tree.place(file).unwrap_or_default();
     let place = place.to_string_lossy();
@@ -241,7 +241,7 @@ fn add_as_it_is(initramfs: &mut Initramfs, tree: &Tree, file: &Path) -> Result<(
     Ok(())
 }
 
-/// Where a file of this machine lies in a VM: our own programs and those of the person in /bin.
+/// Path of a local file in a VM: our own programs and the user's go to /bin.
 fn place_in_vm(finder: &Finder<'_>, file: &Path) -> PathBuf {
     let of_package = finder.tree.as_ref().and_then(|tree| tree.place(file));
     of_package.unwrap_or_else(|| {
@@ -260,7 +260,7 @@ fn elf_library(file: &Path) -> bool {
     name.contains(".so")
 }
 
-/// A figure whose command has its first word resolved.
+/// Resolves the first word of a figure's command.
 fn with_command(
     figure: &Figure,
     resolve: &mut dyn FnMut(&str) -> Result<PathBuf, Error>,
@@ -302,7 +302,7 @@ fn launch(
     }
 }
 
-/// What every program finds in its environment, as far as its scenario does not say otherwise.
+/// Sets the default environment of a program, unless its scenario sets it.
 fn set_environment(launch: &mut Launch, path: &str, libraries: &str) {
     let home = launch.folder.display().to_string();
     let mut env: BTreeMap<String, String> = [("PATH", path), ("HOME", &home), ("LANG", "C")]
@@ -383,7 +383,7 @@ mod tests {
     fn in_place_a_shell_starts_other_programs_of_its_packages() {
         let needs = |file: &str| elf::needed(Path::new(file), &[]).unwrap().files;
         let of_shell = needs("/bin/sh");
-        // One that a shell does not need.
+        // A library that a shell does not need.
         let library = needs("/bin/ls")
             .into_iter()
             .find(|library| !of_shell.contains(library))

@@ -1,4 +1,4 @@
-//! The life of one emulator process: started, listened to, and gone whatever happens.
+//! An emulator process: start, reports, and guaranteed end.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -14,37 +14,37 @@ use super::emulator::Emulator;
 use crate::error::{Error, VmFault};
 use crate::link::{GO, KILL_AGENT, LAST_WORDS, LineReader, VmMessage};
 
-/// How often a wait looks at the clock and at the stop flag.
+/// Interval at which a wait checks the time and the stop flag.
 const TICK: Duration = Duration::from_millis(100);
 
-/// How long the emulator may take to end once the link has closed or the job has finished.
+/// Time limit for the emulator to exit after its link has closed or the job has finished.
 const END_LIMIT: Duration = Duration::from_secs(15);
 
-/// How long a VM in its timed phase, which reports each second, may say nothing. Far more than a busy machine makes of a second.
+/// Maximum silence of a VM in its timed phase, when it reports every second. Even a busy machine stays far below.
 const SILENCE_LIMIT: Duration = Duration::from_secs(120);
 
-/// How much of the end of a log is searched for the last words, bytes.
+/// Size of a log's tail that is searched for the cause, bytes.
 const TAIL_BYTES: u64 = 16 * 1024;
 
-/// A running emulator. It dies with this value, and with the thread that started it.
+/// A running emulator. It ends when this is dropped, and with the thread that started it.
 #[derive(Debug)]
 pub struct VmChild {
     emulator: Emulator,
     link: LineReader<UnixStream>,
     limit: Duration,
     deadline: Instant,
-    /// How long it may say nothing in its timed phase.
+    /// Maximum silence in its timed phase.
     silence: Duration,
-    /// In its timed phase: until when it must say something.
+    /// Deadline of the next report in its timed phase.
     speaks_until: Option<Instant>,
     console_log: PathBuf,
     output_log: PathBuf,
-    /// The last thing that it was known to do, for the message about a time limit.
+    /// Its last known action, for the message about a time limit.
     doing: String,
 }
 
 impl VmChild {
-    /// Starts `command` with the link as its standard input and its output in `output_log`.
+    /// Starts `command` with the link as standard input and its output in `output_log`.
     pub fn start(
         mut command: Command,
         limit: Duration,
@@ -61,18 +61,18 @@ impl VmChild {
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(output)
             .stderr(errors)
-            // Its own group: Ctrl-C reaches us alone, and we end it.
+            // In its own process group, so that Ctrl-C reaches us only, and we end it.
             .process_group(0);
         dies_with_this_thread(&mut command);
         let child = command
             .spawn()
             .map_err(Error::io("start", Path::new(&program)))?;
-        // `command` still holds their end of the link; without it, their death ends the stream.
+        // `command` still holds the other end of the link. Without it, their exit ends the stream.
         drop(command);
         Self::new(Emulator::Child(child), ours, limit, console_log, output_log)
     }
 
-    /// An emulator that was started, with our end of its link.
+    /// A running emulator, with our end of its link.
     pub fn new(
         emulator: Emulator,
         link: UnixStream,
@@ -95,23 +95,23 @@ impl VmChild {
         })
     }
 
-    /// The emulator's process.
+    /// PID of the emulator.
     pub fn pid(&self) -> u32 {
         self.emulator.pid()
     }
 
-    /// The way in: what lets a VM go on that waits.
+    /// The sender of orders, which let a waiting VM continue.
     pub fn orders(&self) -> Result<Orders, Error> {
         let link = self.link.source().try_clone();
         Ok(Orders(link.map_err(Error::io("duplicate", "a socket"))?))
     }
 
-    /// Kills it without warning.
+    /// Kills it with SIGKILL.
     pub fn kill(&mut self) {
         self.emulator.kill();
     }
 
-    /// The next report, or why there is none.
+    /// The next report, or the reason that there is none.
     pub fn next_message(&mut self, stop: &AtomicBool) -> Result<VmMessage, VmFault> {
         loop {
             if let Some(report) = self.report_until(self.deadline, stop)? {
@@ -120,7 +120,7 @@ impl VmChild {
         }
     }
 
-    /// The next report if it comes before `until`.
+    /// The next report, if it arrives before `until`.
     pub fn report_until(
         &mut self,
         until: Instant,
@@ -141,7 +141,7 @@ impl VmChild {
                 return Ok(None);
             }
             match self.link.next_line() {
-                // A VM begins with an empty line.
+                // A VM's first line is empty.
                 Ok(Some(line)) if line.is_empty() => {}
                 Ok(Some(line)) => {
                     let report = serde_json::from_str(&line).map_err(|e| {
@@ -151,7 +151,7 @@ impl VmChild {
                     return Ok(Some(report));
                 }
                 Ok(None) => return Err(self.last_words()),
-                // Only then: what it said may have waited for us.
+                // Check silence only now, since its reports may have waited for us.
                 Err(e) if is_timeout(&e) => {
                     if self.speaks_until.is_some_and(|limit| now >= limit) {
                         return Err(VmFault::Silent {
@@ -163,7 +163,7 @@ impl VmChild {
                 Err(e) if e.kind() == io::ErrorKind::InvalidData => {
                     return Err(VmFault::Nonsense(e.to_string()));
                 }
-                // The other end went away while data was in flight.
+                // The other end closed while data was in flight.
                 Err(e) if e.kind() == io::ErrorKind::ConnectionReset => {
                     return Err(self.last_words());
                 }
@@ -172,7 +172,7 @@ impl VmChild {
         }
     }
 
-    /// Waits for the emulator to end by itself, a moment at most; dropping it does the rest.
+    /// Waits briefly for the emulator to exit; dropping it does the rest.
     pub fn finish(mut self) {
         self.wait();
     }
@@ -199,7 +199,7 @@ impl VmChild {
         self.speaks_until = reports_each_second.then(|| Instant::now() + self.silence);
     }
 
-    /// Why the link closed, from what the kernel and the emulator said last.
+    /// The reason that the link closed, from the last output of kernel and emulator.
     fn last_words(&mut self) -> VmFault {
         let status = self.wait();
         let console = tail(&self.console_log);
@@ -223,7 +223,7 @@ impl VmChild {
         }
     }
 
-    /// How it ended, if it did within a moment.
+    /// Its exit status, if it exits soon.
     fn wait(&mut self) -> Option<String> {
         let deadline = Instant::now() + END_LIMIT;
         loop {
@@ -236,11 +236,10 @@ impl VmChild {
     }
 }
 
-/// Has the process that `command` starts die with the thread that starts it, whatever ends it.
+/// Makes the child of `command` die with the thread that starts it.
 pub fn dies_with_this_thread(command: &mut Command) {
     let parent = std::process::id();
-    // SAFETY: between fork and exec only async-signal-safe calls are made, and nothing is
-    // allocated.
+    // SAFETY: between fork and exec only async-signal-safe calls are made, and nothing is allocated.
     unsafe {
         command.pre_exec(move || {
             if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
@@ -255,17 +254,17 @@ pub fn dies_with_this_thread(command: &mut Command) {
     }
 }
 
-/// The way into a VM.
+/// The sender of orders to a VM.
 #[derive(Debug)]
 pub struct Orders(UnixStream);
 
 impl Orders {
-    /// Lets the VM go on that waits.
+    /// Lets a waiting VM continue.
     pub fn go(&mut self) -> Result<(), VmFault> {
         self.say(GO)
     }
 
-    /// Has a VM that runs rounds kill its agent.
+    /// Makes a VM that runs rounds kill its agent.
     pub fn kill_agent(&mut self) -> Result<(), VmFault> {
         self.say(KILL_AGENT)
     }
@@ -294,7 +293,7 @@ fn first_chars(line: &str) -> String {
     line.chars().take(80).collect()
 }
 
-/// The end of a log; empty when it cannot be read.
+/// The tail of a log; empty if unreadable.
 fn tail(path: &Path) -> String {
     let read = || -> io::Result<Vec<u8>> {
         let mut file = File::open(path)?;
@@ -312,7 +311,7 @@ mod tests {
     use super::*;
     use crate::link::{Interval, Totals};
 
-    /// A VM that says these messages, and nothing more for a minute.
+    /// A VM that sends these reports, and then stays silent for a minute.
     fn says(messages: &[VmMessage]) -> (tempfile::TempDir, VmChild) {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);

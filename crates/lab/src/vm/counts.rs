@@ -1,7 +1,7 @@
-//! What the emulator's plugin counted: cache misses, those of them that fell in no tier, and how long
-//! the host ran something else than the VM.
+//! Counts of the emulator's plugin: cache misses, misses outside both tiers, and time in which the host did not run the
+//! VM.
 //!
-//! The guest can write to these counts too: a wrong one spoils its own run, no more.
+//! The guest can also write these counts. A false count only spoils its own run.
 
 use std::fs::File;
 use std::io;
@@ -10,13 +10,13 @@ use std::path::Path;
 
 use crate::error::VmFault;
 
-/// The shared file's name in a VM's folder.
+/// Name of the shared file in a VM's folder.
 pub const SHARED: &str = "shared";
 
-/// A run in which more misses than one in so many fell in no tier is not valid.
+/// A run is invalid if more than one in this many misses is outside both tiers.
 const MISSES_PER_STRAY: u64 = 100;
 
-// As in plugin/shared_page.h.
+// Values of plugin/shared_page.h.
 const CONTROL_BYTES: u64 = 4096;
 const RING_BYTES: u64 = 64 + 4096 * 32;
 const VCPUS_MAX: u64 = 16;
@@ -25,7 +25,7 @@ const MISSES_AT: u64 = 24;
 const STRAYS_AT: u64 = 32;
 const LAG_NS_AT: u64 = 40;
 
-/// Fails when too many misses of the VM in `folder` fell in no tier.
+/// Fails if too many misses of the VM in `folder` were outside both tiers.
 pub fn check(folder: &Path) -> Result<(), VmFault> {
     let [misses, strays] = [MISSES_AT, STRAYS_AT].map(|at| sum(folder, at));
     let (misses, strays) = (misses?, strays?);
@@ -36,13 +36,13 @@ pub fn check(folder: &Path) -> Result<(), VmFault> {
     }
 }
 
-/// Seconds in which the host ran something else than vCPUs of the VM in `folder` that were not
-/// halted, all vCPUs together, since slow memory became slow.
+/// Seconds in which the host did not run the VM's vCPUs. `folder` is the VM's folder. Halted vCPUs do not count. It is
+/// the sum over all vCPUs, since slow memory became slow.
 pub fn lag_s(folder: &Path) -> Result<f64, VmFault> {
     Ok(sum(folder, LAG_NS_AT)? as f64 / 1e9)
 }
 
-/// A count of all vCPUs together.
+/// A count, summed over all vCPUs.
 fn sum(folder: &Path, at: u64) -> Result<u64, VmFault> {
     let of_vcpu = |file: &File, vcpu: u64| -> io::Result<u64> {
         let mut count = [0; 8];
@@ -59,7 +59,7 @@ fn sum(folder: &Path, at: u64) -> Result<u64, VmFault> {
 mod tests {
     use super::*;
 
-    /// A VM's folder with these misses and strays of its last vCPU.
+    /// A VM's folder in which the last vCPU has these misses and strays.
     fn checked(misses: u64, strays: u64) -> Result<(), VmFault> {
         let folder = tempfile::tempdir().unwrap();
         let file = File::create(folder.path().join(SHARED)).unwrap();

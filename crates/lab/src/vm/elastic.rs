@@ -1,4 +1,4 @@
-//! What a VM has beside its nodes so that its memory can be changed from outside.
+//! Memory devices and sockets that make a VM's memory resizable.
 
 use std::path::{Path, PathBuf};
 
@@ -8,43 +8,43 @@ use demeter_scenario::{Machine, Tier};
 use super::memory::NodeSizes;
 use super::monitor::own_qmp_socket;
 
-/// Alignment of memory devices and of their addresses, MiB: the kernel adds memory in blocks of
-/// this size. PLUG_ALIGN in plugin/memory_model.h.
+/// Alignment of memory devices and of their addresses, MiB: the kernel adds memory in blocks of this size. Equals
+/// PLUG_ALIGN in plugin/memory_model.h.
 const PLUG_ALIGN_MIB: u64 = 128;
 
-/// Memory that each node of a VM with memory devices is booted with beside the kernel's own, so
-/// that there is room for what describes the pages to come, MiB.
+/// Boot memory of each node beside the kernel's own, MiB, for VMs with memory devices. It holds the page descriptors of
+/// hotplugged memory.
 const BOOT_MIB: [u64; 2] = [64, 32];
 
-/// With less RAM than this no RAM lies above 4 GiB (-machine pc), MiB.
+/// With less RAM than this, no RAM is above 4 GiB (-machine pc), MiB.
 const RAM_LOW_MAX_MIB: u64 = 3584;
 
-/// A VM whose memory can be changed from outside.
+/// A VM with resizable memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Elastic {
-    /// By what.
+    /// The mechanism.
     pub provisioner: ProvisionerKind,
-    /// The nodes as it is booted.
+    /// Node sizes at boot.
     pub boot: NodeSizes,
     /// Size of the memory device in each node; 0 for none.
     pub plug_mib: u64,
-    /// What it is to own: as much as a VM that is booted with the machine's memory.
+    /// Memory to own: as much as a VM that is booted with the machine's memory.
     pub target: NodeSizes,
 }
 
 /// A virtio-mem device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryDevice {
-    /// The node that its memory is of.
+    /// The node of its memory.
     pub node: u64,
-    /// As much as it can have, MiB.
+    /// Its maximum size, MiB.
     pub size_mib: u64,
-    /// Where its memory begins, MiB: the emulator's plugin has to know.
+    /// Address of its memory, MiB; the emulator's plugin needs it.
     pub at_mib: u64,
 }
 
 impl Elastic {
-    /// A VM in which each node holds the machine's whole memory, that of both tiers together.
+    /// A VM whose nodes can each hold the machine's whole memory.
     pub fn new(provisioner: ProvisionerKind, machine: &Machine, initramfs_mib: u64) -> Self {
         let target = NodeSizes::of(machine, initramfs_mib);
         let whole_mib = machine.fast.usable_mib + machine.slow.usable_mib;
@@ -73,7 +73,7 @@ impl Elastic {
         }
     }
 
-    /// Everything that the VM's nodes may hold.
+    /// Maximum sizes of the VM's nodes.
     pub fn full(&self) -> NodeSizes {
         NodeSizes {
             fast_mib: self.boot.fast_mib + self.plug_mib,
@@ -81,8 +81,7 @@ impl Elastic {
         }
     }
 
-    /// Address space for memory devices, MiB: the gap before them (see plugin/memory_model.h) and
-    /// the devices.
+    /// Address space of memory devices, MiB: the gap before them (see plugin/memory_model.h) and the devices.
     pub fn device_space_mib(&self) -> u64 {
         match self.plug_mib {
             0 => 0,
@@ -94,7 +93,7 @@ impl Elastic {
         self.boot.fast_mib.next_multiple_of(PLUG_ALIGN_MIB)
     }
 
-    /// What its memory is plugged in by, where it is.
+    /// The memory devices, if its memory is hotplugged.
     pub fn memory_devices(&self) -> Vec<MemoryDevice> {
         if self.provisioner != ProvisionerKind::VirtioMem {
             return Vec::new();
@@ -113,17 +112,17 @@ impl Elastic {
         [0, 1].map(device).into()
     }
 
-    /// The devices, as names and values of QEMU's options. Memory backends must follow those of
-    /// the nodes. With `prealloc` what is plugged in is backed at once.
+    /// The devices as names and values of QEMU's options. Memory backends must follow those of the nodes. With
+    /// `prealloc`, hotplugged memory is backed at once.
     pub fn options(&self, folder: &Path, prealloc: bool) -> Vec<(&'static str, String)> {
         let mut options = vec![control(&qmp_socket(folder))];
-        // A second one for ourselves.
+        // A second socket for the lab itself.
         options.push(control(&own_qmp_socket(folder)));
         options.extend(agent_port(folder));
         if self.provisioner == ProvisionerKind::VirtioBalloon {
             options.push(("-device", "virtio-balloon-pci,id=balloon0".into()));
         }
-        // Node by node: the first device's backend before the second's.
+        // In node order: the first device's backend comes before the second's.
         for device in self.memory_devices() {
             let MemoryDevice {
                 node,
@@ -148,12 +147,12 @@ impl Elastic {
     }
 }
 
-/// A kernel module that has to be loaded in the VM.
+/// A kernel module that the VM must load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Module {
     /// Our own balloon.
     Balloon,
-    /// One that the kernel's package holds.
+    /// A module of the kernel's package.
     Stock(&'static str),
 }
 
@@ -166,12 +165,12 @@ pub fn module(provisioner: ProvisionerKind) -> Module {
     }
 }
 
-/// The option that makes a control socket.
+/// The option for a control socket.
 pub fn control(socket: &Path) -> (&'static str, String) {
     ("-qmp", format!("unix:{}", served(socket)))
 }
 
-/// The options that make the port of the VM's agent, and its socket in `folder`.
+/// The options for the port of the VM's agent, with its socket in `folder`.
 pub fn agent_port(folder: &Path) -> [(&'static str, String); 2] {
     let socket = served(&agent_socket(folder));
     [
@@ -217,8 +216,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Whatever gives the VM its memory, each node can hold the machine's whole memory and
-        /// the target, and is booted with no more than the target where memory is plugged in.
+        /// With any mechanism, each node can hold the machine's whole memory and the target. A VM with hotplugged
+        /// memory boots with no more than the target.
         #[test]
         fn each_node_can_hold_all(fast in 100u64..1 << 20, slow in 100u64..1 << 20) {
             for provisioner in [ProvisionerKind::DemeterBalloon, ProvisionerKind::VirtioMem] {
@@ -244,7 +243,7 @@ mod tests {
             plug_mib: 256,
             target: NodeSizes::default(),
         };
-        // The same figures as in plugin/plugin_test.c: 4 GiB + 384 and + 640 MiB.
+        // These values match plugin/plugin_test.c: 4 GiB + 384 and + 640 MiB.
         let options = elastic.options(Path::new("/vm"), false);
         let devices: Vec<&String> = options
             .iter()

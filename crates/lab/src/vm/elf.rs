@@ -1,4 +1,4 @@
-//! Which files a program needs beside itself to start.
+//! Finds the loader and libraries of a program.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,20 +9,20 @@ use crate::error::Error;
 
 const MEND: &str = "a library of the program is damaged: install it again";
 
-/// Program header of the kind that names the program's loader (elf(5)).
+/// Program header type of the loader's path (elf(5)).
 const PT_INTERP: u32 = 3;
 
-/// What a program needs beside itself.
+/// Files that a program needs to start.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Needed {
-    /// Its loader and its libraries; for a script its interpreter, and what that needs.
+    /// Its loader and libraries; for a script its interpreter, and that program's files.
     pub files: Vec<PathBuf>,
-    /// The first of them that is nowhere; what that one needs is not known.
+    /// The first missing library; its own dependencies are unknown.
     pub missing: Option<String>,
 }
 
-/// What the program needs: nothing where it is static. Libraries are looked for in `library_dirs`
-/// first, then where this machine has its own.
+/// Files that the program needs; none if it is static. Libraries are searched in `library_dirs` first, then in this
+/// machine's folders.
 pub fn needed(program: &Path, library_dirs: &[PathBuf]) -> Result<Needed, Error> {
     let image = fs::read(program).map_err(Error::io("read", program))?;
     if let Some(interpreter) = script_interpreter(&image) {
@@ -77,29 +77,29 @@ pub fn needed(program: &Path, library_dirs: &[PathBuf]) -> Result<Needed, Error>
     })
 }
 
-/// The library that the loader did not find: it says `PROGRAM: error while loading shared
-/// libraries: LIBRARY: cannot open shared object file: ...`.
+/// The library that the loader did not find. It prints `PROGRAM: error while loading shared libraries: LIBRARY: cannot
+/// open shared object file: ...`.
 fn missing_library(said: &str) -> Option<String> {
     let (_, behind) = said.split_once("error while loading shared libraries: ")?;
     let (library, why) = behind.split_once(": ")?;
     why.starts_with("cannot open").then(|| library.to_owned())
 }
 
-/// The program that a script names in its first line.
+/// The interpreter in a script's first line.
 fn script_interpreter(image: &[u8]) -> Option<String> {
     let line = image.strip_prefix(b"#!")?;
     let line = line.split(|&byte| byte == b'\n').next()?;
     let name = std::str::from_utf8(line).ok()?.split_whitespace().next()?;
-    // Not another script: the kernel itself follows few of them.
+    // The interpreter must not be a script: the kernel limits such chains.
     (name.starts_with('/') && !name.contains("..")).then(|| name.to_owned())
 }
 
-/// Whether a file is a program that some loader has to load.
+/// Whether a file is a program that needs a loader.
 pub fn is_dynamic(image: &[u8]) -> bool {
     interpreter(image).is_some()
 }
 
-/// The loader that a 64-bit little-endian ELF file asks for.
+/// The loader named in a 64-bit little-endian ELF file.
 fn interpreter(image: &[u8]) -> Option<String> {
     if !image.starts_with(b"\x7fELF\x02\x01") {
         return None;
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn a_dynamic_program_needs_its_loader_and_its_libraries() {
-        // Test programs are dynamic unless somebody builds them static, where nothing is needed.
+        // Test programs are usually dynamic; a static one needs no files.
         let this = std::env::current_exe().unwrap();
         let needed = needed(&this, &[]).unwrap();
         assert_eq!(needed.missing, None);
@@ -178,7 +178,7 @@ mod tests {
     }
 
     proptest! {
-        /// A damaged file is never more than a file without a loader.
+        /// A damaged file counts as a file without a loader.
         #[test]
         fn damage_does_no_harm(mut bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             for (byte, magic) in bytes.iter_mut().zip(b"\x7fELF\x02\x01") {

@@ -1,4 +1,4 @@
-//! The process of an emulator, whoever started it.
+//! An emulator process, started by the lab or by libvirt.
 
 use std::io;
 use std::process::Child;
@@ -8,14 +8,14 @@ use super::domain::Domain;
 /// A running emulator.
 #[derive(Debug)]
 pub enum Emulator {
-    /// A child of ours.
+    /// A child process.
     Child(Child),
-    /// libvirt's.
+    /// A domain of libvirt.
     Domain(Domain),
 }
 
 impl Emulator {
-    /// Its process.
+    /// PID of the emulator.
     pub fn pid(&self) -> u32 {
         match self {
             Self::Child(child) => child.id(),
@@ -23,11 +23,11 @@ impl Emulator {
         }
     }
 
-    /// Kills it without warning; returns when it is gone.
+    /// Kills it with SIGKILL; returns when it has exited.
     pub fn kill(&mut self) {
         match self {
             Self::Child(child) => {
-                // Both fail only when it has ended already, which is as well.
+                // Both fail only if it has exited already.
                 let _ = child.kill();
                 let _ = child.wait();
             }
@@ -35,11 +35,11 @@ impl Emulator {
         }
     }
 
-    /// How it ended, if it did.
+    /// Its exit status, if it has exited.
     pub fn ended(&mut self) -> io::Result<Option<String>> {
         Ok(match self {
             Self::Child(child) => child.try_wait()?.map(|status| status.to_string()),
-            // Its status is told to its parent alone.
+            // Only its parent learns the exit status.
             Self::Domain(domain) => domain.has_ended()?.then(|| "under libvirt".into()),
         })
     }

@@ -1,4 +1,4 @@
-//! The VM's only file system: our own programs, their libraries and the job.
+//! The VM's only file system: our programs, their libraries and the job.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -15,8 +15,7 @@ const PROGRAM: u32 = 0o100_755;
 const FILE: u32 = 0o100_644;
 const LINK: u32 = 0o120_777;
 
-/// What goes into an archive, by path in the VM without the leading slash. What was added first
-/// stays.
+/// Content of an archive, by path in the VM without the leading slash. The first entry of a path wins.
 #[derive(Debug, Default)]
 pub struct Initramfs {
     entries: BTreeMap<String, Entry>,
@@ -25,22 +24,22 @@ pub struct Initramfs {
 
 #[derive(Debug)]
 enum Entry {
-    /// A file of this machine.
+    /// A local file.
     File(PathBuf),
-    /// A symbolic link and where it leads.
+    /// A symbolic link and its target.
     Link(String),
     /// A text.
     Text(String),
 }
 
 impl Initramfs {
-    /// Adds a program and, if it is dynamic, its loader and libraries under their own names.
+    /// Adds a program. If it is dynamic, also adds its loader and libraries at their own paths.
     pub fn add_program(&mut self, name: &str, from: &Path) -> Result<(), Error> {
         self.add_file(name, from);
         let needed = needed(from, &[])?;
         if let Some(missing) = needed.missing {
             return Err(Error::Missing {
-                what: format!("{} needs {missing}, which is not there", from.display()),
+                what: format!("{} needs {missing}, which is missing", from.display()),
                 hint: "build it again".into(),
             });
         }
@@ -50,7 +49,7 @@ impl Initramfs {
         Ok(())
     }
 
-    /// Adds a file as it is.
+    /// Adds a file unchanged.
     pub fn add_file(&mut self, name: &str, from: &Path) {
         self.add(name, Entry::File(from.into()));
     }
@@ -60,12 +59,12 @@ impl Initramfs {
         self.add(name, Entry::Link(target.into()));
     }
 
-    /// Adds a text.
+    /// Adds a text file.
     pub fn add_text(&mut self, name: &str, text: String) {
         self.add(name, Entry::Text(text));
     }
 
-    /// Adds a folder, which may stay empty.
+    /// Adds a folder, which may be empty.
     pub fn add_folder(&mut self, name: &str) {
         self.folders.insert(name.trim_start_matches('/').into());
     }
@@ -75,7 +74,7 @@ impl Initramfs {
         self.entries.entry(name).or_insert(entry);
     }
 
-    /// Bytes that the files take in the VM.
+    /// Total size of the files in the VM, bytes.
     pub fn size_bytes(&self) -> Result<u64, Error> {
         self.entries.values().try_fold(0, |sum, entry| {
             Ok(sum
@@ -110,7 +109,7 @@ impl Initramfs {
         cpio::newc::trailer(archive)?.flush()
     }
 
-    /// Mount points, and every folder that some file lies in; parents come first.
+    /// Mount points and all parent folders of files; parents come first.
     fn directories(&self) -> BTreeSet<String> {
         let mut found: BTreeSet<String> = ["dev", "proc", "run", "sys", "tmp"]
             .map(String::from)

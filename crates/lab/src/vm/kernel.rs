@@ -1,4 +1,4 @@
-//! The VM's kernel: a stock one, from the distribution's package, kept in the cache.
+//! The VM's kernel: a stock kernel from the distribution's package, stored in the cache.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,18 +7,18 @@ use std::{fs, io};
 use super::{module, package, tool};
 use crate::error::Error;
 
-/// Series that are taken, the best first. 6.12 sorts memory into tiers by HMAT and has DAMON's
-/// migrate_hot; 6.1 boots, but `linux` and `damon` say there what they lack.
+/// Accepted kernel series, best first. 6.12 assigns memory to tiers by HMAT and has DAMON's migrate_hot. 6.1 boots, but
+/// `linux` and `damon` report missing features.
 const SERIES: [&str; 2] = [r"6\.12", r"6\.1"];
 
-/// How the names of Debian's kernels for virtual machines end, of the architecture that this program is for.
+/// Suffix of Debian's kernel names for virtual machines, for this architecture.
 const ENDING: &str = if cfg!(target_arch = "aarch64") {
     "-cloud-arm64"
 } else {
     "-cloud-amd64"
 };
 
-/// Drivers without which a VM can tell nobody anything, each behind those that it needs. Most kernels have them built in.
+/// Drivers that a VM needs for any output, in dependency order. Most kernels have them built in.
 const EARLY: [&str; 6] = [
     "drivers/virtio/virtio",
     "drivers/virtio/virtio_ring",
@@ -31,7 +31,7 @@ const EARLY: [&str; 6] = [
 const MEND: &str = "run `apt-get update`, or set DEMETER_KERNEL to the vmlinuz of a kernel with \
                     virtio-pci and virtio-console built in, or beside its modules";
 
-/// The newest kernel in `cache`, which is filled from the package archive when it is empty.
+/// The newest kernel in `cache`; an empty cache is filled from the package archive.
 pub fn kernel(cache: &Path) -> Result<PathBuf, Error> {
     match newest_cached(cache)? {
         Some(kernel) => Ok(kernel),
@@ -57,7 +57,7 @@ fn newest_cached(cache: &Path) -> Result<Option<PathBuf>, Error> {
     Ok(newest.map(|name| cache.join(name)))
 }
 
-/// Downloads and unpacks the newest package; the file appears in `cache` whole or not at all.
+/// Downloads and unpacks the newest package; the file appears in `cache` complete or not at all.
 fn fetch(cache: &Path) -> Result<PathBuf, Error> {
     let unpacked = unpack(cache, &newest_package()?)?;
     let image = file_in(&unpacked.path().join("boot"), "vmlinuz-")?;
@@ -67,8 +67,8 @@ fn fetch(cache: &Path) -> Result<PathBuf, Error> {
     Ok(kept)
 }
 
-/// Modules of the kernel in `image`, from `cache`, from beside the image or from the package archive. They are
-/// named by their paths below `kernel`, without an ending, as `drivers/virtio/virtio_mem`.
+/// Modules of the kernel in `image`. They come from `cache`, from beside the image, or from the package archive. Names
+/// are paths below `kernel` without suffix, such as `drivers/virtio/virtio_mem`.
 pub fn modules<const N: usize>(
     cache: &Path,
     image: &Path,
@@ -94,7 +94,7 @@ pub fn modules<const N: usize>(
 
 /// Modules of [`EARLY`] that the kernel in `image` has as files.
 pub fn early_modules(cache: &Path, image: &Path) -> Result<Vec<PathBuf>, Error> {
-    // Only images for x86 tell their release; Arm's kernels have them built in.
+    // Only x86 images contain their release; Arm's kernels have these drivers built in.
     let Ok(release) = module::release(image) else {
         return Ok(vec![]);
     };
@@ -116,13 +116,13 @@ pub fn early_modules(cache: &Path, image: &Path) -> Result<Vec<PathBuf>, Error> 
     Ok(found)
 }
 
-/// A module's place in the cache.
+/// Path of a module in the cache.
 fn kept(cache: &Path, path: &str, release: &str) -> PathBuf {
     let name = path.rsplit('/').next().unwrap_or(path);
     cache.join(format!("{name}-{release}.ko"))
 }
 
-/// Where the package of an image, which is unpacked or installed, has its modules. Since Linux 7.1 they lie beside it.
+/// The module folder of an unpacked or installed package. Since Linux 7.1, modules lie beside the image.
 fn modules_beside(image: &Path, release: &str) -> Option<PathBuf> {
     let folder = image.parent()?;
     let beside = folder.join("kernel");
@@ -130,7 +130,7 @@ fn modules_beside(image: &Path, release: &str) -> Option<PathBuf> {
     dirs.into_iter().find(|dir| dir.is_dir())
 }
 
-/// Where an unpacked kernel package has its modules: below /usr since Debian 13.
+/// The module folder of an unpacked kernel package: below /usr since Debian 13.
 fn modules_dir(unpacked: &Path, release: &str) -> PathBuf {
     let below_usr = unpacked.join(format!("usr/lib/modules/{release}/kernel"));
     match below_usr.is_dir() {
@@ -139,13 +139,13 @@ fn modules_dir(unpacked: &Path, release: &str) -> PathBuf {
     }
 }
 
-/// The file of a module, which is named without an ending.
+/// The file of a module, given without suffix.
 fn packed(module: &Path) -> Result<PathBuf, Error> {
     let name = module.file_name().unwrap_or_default().to_string_lossy();
     file_in(module.parent().unwrap_or(module), &format!("{name}.ko"))
 }
 
-/// Copies a module, which may be packed, to where it is kept; it appears there whole or not at all.
+/// Copies a module to the cache, decompressing it if needed; it appears complete or not at all.
 fn keep_module(module: &Path, kept: &Path) -> Result<(), Error> {
     let from = packed(module)?;
     let folder = kept.parent().unwrap_or(kept);
@@ -173,7 +173,7 @@ fn keep_module(module: &Path, kept: &Path) -> Result<(), Error> {
 
 fn unpack(cache: &Path, package: &str) -> Result<tempfile::TempDir, Error> {
     tracing::info!(
-        "fetching {package}, once; what we need of it is kept in {}",
+        "downloading {package} once; the required files are kept in {}",
         cache.display()
     );
     let unpacked = tempfile::tempdir_in(cache).map_err(Error::io("create a folder in", cache))?;
@@ -241,7 +241,7 @@ mod tests {
             let kept = unpacked.path().join("kept.ko");
             keep_module(&found.join("virt/lib/irqbypass"), &kept).unwrap();
             assert_eq!(fs::read_to_string(kept).unwrap(), "module");
-            // The package keeps its own.
+            // The package keeps its own copy.
             assert!(dir.join("irqbypass.ko").exists());
             let newer = found.parent().unwrap().join("vmlinuz");
             assert_eq!(modules_beside(&newer, "6.12.1-cloud-amd64"), Some(found));

@@ -1,4 +1,4 @@
-//! What the lab needs of this machine, and one VM from its parts to its last report.
+//! The lab on this machine, and the life of one VM.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -22,34 +22,34 @@ use crate::link::{
     Level, MODULES_DIR, VmMessage,
 };
 
-/// The programs that go into every VM.
+/// Programs that are added to every VM.
 const PROGRAMS: [&str; 4] = ["demeter", "gups", "memlat", "mix"];
 
-/// Resident size from which on the agent of a VM that runs rounds looks after a process, MiB: above
-/// that of the lab's own.
+/// Minimum resident size of a process that the agent manages in a VM with rounds, MiB; above that of the lab's own
+/// processes.
 const RESIDENT_MIN_MIB: u64 = 16;
 
-/// What the agent may record, MiB: it lies in the VM's own memory.
+/// Maximum size of the agent's recording, MiB; it lies in the VM's own memory.
 const RECORD_MAX_MIB: u64 = 16;
 
-/// Where the lab finds its parts on this machine.
+/// Paths of the lab's parts on this machine.
 #[derive(Debug, Clone)]
 pub struct Lab {
     /// The emulator.
     pub qemu: PathBuf,
     /// The kernel's image; `None` for the newest in the cache or the package archive.
     pub kernel: Option<PathBuf>,
-    /// Folder for what is fetched or built once.
+    /// Folder for downloads and builds.
     pub cache: PathBuf,
     /// Folder with the programs demeter, gups, memlat and mix.
     pub programs: PathBuf,
-    /// Folder for the logs of every VM, and for the agent's recording; `None` keeps the logs of
-    /// failed ones only and records nothing.
+    /// Folder for the logs of every VM and the agent's recording. With `None`, only logs of failed VMs are kept, and
+    /// nothing is recorded.
     pub keep_logs: Option<PathBuf>,
 }
 
 impl Lab {
-    /// The same with the programs that a source tree has built: an emulated CPU needs optimised ones.
+    /// The lab of a source tree. It uses optimised programs, as an emulated CPU is slow.
     pub fn of_tree(root: &Path) -> Result<Self, Error> {
         Ok(Self {
             programs: root.join("target/release"),
@@ -57,8 +57,7 @@ impl Lab {
         })
     }
 
-    /// The usual places: `DEMETER_QEMU`, `DEMETER_KERNEL`, the person's cache folder, and the
-    /// programs beside the one that runs.
+    /// The default paths: `DEMETER_QEMU`, `DEMETER_KERNEL`, the user's cache folder, and the programs beside this one.
     pub fn from_env() -> Result<Self, Error> {
         let path = |name: &str| {
             std::env::var_os(name)
@@ -82,8 +81,8 @@ impl Lab {
         })
     }
 
-    /// Runs the system that `settings` are for in a VM of `scenario` and hands each report to `on_report` as it comes.
-    /// Returns after [`VmMessage::Finished`]; nothing of the VM is left behind but logs.
+    /// Runs the system of `settings` in a VM of `scenario`. Passes each report to `on_report`. Returns after
+    /// [`VmMessage::Finished`]. Only logs of the VM remain.
     pub fn run_vm(
         &self,
         scenario: &Scenario,
@@ -95,8 +94,8 @@ impl Lab {
         vm.listen(vm.start()?, stop, on_report)
     }
 
-    /// Makes everything that a VM of `scenario` needs for the system that `settings` are for. With a provisioner its memory
-    /// can be changed from outside. `run` is its name in messages and of its logs.
+    /// Prepares a VM of `scenario` for the system of `settings`. With a provisioner its memory is resizable. `run`
+    /// names it in messages and logs.
     pub(crate) fn prepare(
         &self,
         run: &str,
@@ -171,8 +170,8 @@ impl Lab {
         })
     }
 
-    /// Everything that is fetched or built once: the plugin, which the emulator was seen to load,
-    /// and the kernel. An emulator that cannot be used is told before the download begins.
+    /// Files that are downloaded or built once: the plugin and the kernel. The emulator is checked before the download
+    /// begins.
     fn assets(&self) -> Result<(PathBuf, PathBuf), Error> {
         let plugin = plugin::plugin(&self.cache, &self.qemu)?;
         Ok((plugin, self.kernel_image()?))
@@ -185,7 +184,7 @@ impl Lab {
             Some(kernel) => kernel.clone(),
             None => kernel::kernel(&self.cache)?,
         };
-        // The emulator's own message about an unreadable kernel does not say which variable.
+        // The emulator's own message about an unreadable kernel does not name the variable.
         File::open(&kernel).map_err(Error::io("open DEMETER_KERNEL or cached kernel", &kernel))?;
         Ok(kernel)
     }
@@ -195,7 +194,7 @@ impl Lab {
         module::module(&self.cache, &self.kernel_image()?)
     }
 
-    /// Puts the module that a provisioner needs into a VM, which loads it.
+    /// Adds a provisioner's module to a VM, which loads it.
     pub(super) fn add_driver(
         &self,
         initramfs: &mut Initramfs,
@@ -212,9 +211,9 @@ impl Lab {
         Ok(())
     }
 
-    /// Modules of that kernel's own package, by their paths as `arch/x86/kvm/kvm`.
+    /// Modules of that kernel's own package, by paths such as `arch/x86/kvm/kvm`.
     pub fn stock_modules<const N: usize>(&self, paths: [&str; N]) -> Result<[PathBuf; N], Error> {
-        // Only images for x86 tell their release.
+        // Only x86 images contain their release.
         if N == 0 {
             return Ok(paths.map(PathBuf::from));
         }
@@ -237,7 +236,7 @@ impl Lab {
     }
 }
 
-/// The name of a system's run: with that of its settings, where they have one.
+/// Name of a system's run, including its settings' name, if any.
 pub fn run_name(settings: &Settings) -> String {
     match &settings.name[..] {
         "" => settings.system.to_string(),
@@ -245,10 +244,9 @@ pub fn run_name(settings: &Settings) -> String {
     }
 }
 
-/// The agent's configuration: tuned as the scenario says, with the tracker that the system stands
-/// for. Where programs have cgroups it deals by their shares. Where nobody tells it which processes are its own, it
-/// looks after all. `record`: whether it
-/// records, too.
+/// The agent's configuration, with the scenario's settings and the system's tracker. If programs have cgroups, it
+/// divides memory by their shares. If no process is named as its target, it manages all. `record`: whether it also
+/// records.
 pub fn agent_config(job: &Job, record: bool) -> String {
     let cgroups = job
         .launches
@@ -256,7 +254,7 @@ pub fn agent_config(job: &Job, record: bool) -> String {
         .filter_map(|launch| launch.cgroup.clone());
     let cgroup: Vec<_> = cgroups.collect();
     let config = Config {
-        // Programs outside of cgroups are looked after, too.
+        // Programs outside cgroups are managed, too.
         all: job.rounds || (1..job.launches.len()).contains(&cgroup.len()),
         cgroup,
         resident_min_mib: RESIDENT_MIN_MIB,

@@ -1,9 +1,8 @@
-//! How large the nodes must be so that programs find the memory that the scenario promises.
+//! Node sizes that leave a scenario's memory to its programs.
 //!
-//! Measured with Debian's 6.12 cloud kernel between 60 and 3,000 MiB a node; what a VM really
-//! has is in its first report, and stays within 5 % of what was asked; less 7 to 12 MiB where the
-//! emulator gives a virtio-serial device long queues, which the guest's driver fills with pages
-//! (QEMU 10: 1,024 buffers each, 7.2: 32 and 128).
+//! Measured with Debian's 6.12 cloud kernel between 60 and 3,000 MiB per node. A VM's first report has the actual
+//! sizes, which are within 5 % of the request. They are 7 to 12 MiB less if the emulator gives a virtio-serial device
+//! long queues, which the guest's driver fills with pages (QEMU 10: 1,024 buffers each, 7.2: 32 and 128).
 
 use std::fs;
 use std::path::Path;
@@ -12,26 +11,26 @@ use demeter_scenario::Machine;
 
 use crate::error::Error;
 
-/// The kernel's image and what it allocates at boot. All of it lies in node 0, because the
-/// kernel's command line says `nokaslr`; without that it lands in either node by chance.
+/// The kernel's image and boot-time allocations. All of it lies in node 0, due to `nokaslr` on the kernel's command
+/// line; without it, the node is random.
 const KERNEL_MIB: u64 = 58;
-/// The same in node 1.
+/// The kernel's boot-time allocations in node 1.
 const KERNEL_SLOW_MIB: u64 = 9;
-/// 64 bytes for each page of 4 KiB, of what is usable: 1 in 63.
+/// Page descriptors: 64 bytes per page of 4 KiB, 1 in 63 of usable memory.
 const PAGES_PER_DESCRIPTOR_PAGE: u64 = 63;
-/// khugepaged raises the low watermarks to 5/4 of 5 % of memory, but to no more than
-/// [`WATERMARKS_MAX_MIB`]; relative to usable memory that is 1 in 15.
+/// khugepaged raises the low watermarks to 5/4 of 5 % of memory, at most [`WATERMARKS_MAX_MIB`]. Relative to usable
+/// memory that is 1 in 15.
 const USABLE_PER_WATERMARK: u64 = 15;
 const WATERMARKS_MAX_MIB: u64 = 83;
-/// Above this size the machine has memory beyond 4 GiB; the kernel then keeps bounce buffers
-/// (64 MiB) and the watermarks of one more zone.
+/// Above this size, the machine has memory beyond 4 GiB. The kernel then adds bounce buffers (64 MiB) and the
+/// watermarks of another zone.
 const ONE_ZONE_MAX_MIB: u64 = 3 * 1024;
 const HIGH_MEMORY_MIB: u64 = 84;
 
-/// What the emulator takes beside its guest's memory.
+/// The emulator's own memory.
 const EMULATOR_MIB: u64 = 512;
 
-/// Memory of a VM as a whole, MiB.
+/// Sizes of a VM's nodes, MiB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NodeSizes {
     /// Node 0.
@@ -41,17 +40,18 @@ pub struct NodeSizes {
 }
 
 impl NodeSizes {
-    /// Nodes in which a VM with this initramfs finds the machine's usable memory.
+    /// Node sizes that leave the machine's usable memory to programs, with this initramfs.
     pub fn of(machine: &Machine, initramfs_mib: u64) -> Self {
         let usable = [machine.fast.usable_mib, machine.slow.usable_mib];
         Self::with_usable(usable, initramfs_mib)
     }
 
-    /// Nodes in which a VM with this initramfs finds so much memory, of which there is some.
+    /// Node sizes that leave this much memory to programs, with this initramfs. A node without memory for programs has
+    /// size 0.
     pub fn with_usable(usable: [u64; 2], initramfs_mib: u64) -> Self {
         let sum = usable[0] + usable[1];
         let watermarks = (sum / USABLE_PER_WATERMARK).min(WATERMARKS_MAX_MIB);
-        // Even, so that node 1 begins at a boundary of huge pages.
+        // Even, so that node 1 begins at a huge page boundary.
         let node = |usable_mib: u64, kernel_mib: u64| {
             let own = usable_mib + kernel_mib + usable_mib / PAGES_PER_DESCRIPTOR_PAGE;
             (own + watermarks * usable_mib / sum).next_multiple_of(2)
@@ -64,15 +64,15 @@ impl NodeSizes {
         Self { fast_mib, slow_mib }
     }
 
-    /// The size of each node that has memory, bytes.
+    /// The sizes of nodes that have memory, bytes.
     pub fn bytes(self) -> Vec<u64> {
         let mib = [self.fast_mib, self.slow_mib].into_iter();
         mib.filter(|&mib| mib > 0).map(|mib| mib << 20).collect()
     }
 }
 
-/// Fails when this machine has too little memory available for a VM with so much of its own
-/// (MemAvailable of /proc/meminfo below `root`).
+/// Fails if this machine has too little memory for a VM of this size. It reads MemAvailable of /proc/meminfo below
+/// `root`.
 pub fn check_host(root: &Path, vm_mib: u64) -> Result<(), Error> {
     let need_mib = vm_mib + EMULATOR_MIB;
     let path = root.join("proc/meminfo");
@@ -94,7 +94,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// A machine with so much memory in its tiers.
+    /// A machine with this much memory in its tiers.
     pub(in crate::vm) fn machine(fast_mib: u64, slow_mib: u64) -> Machine {
         let tier = |usable_mib| Tier {
             usable_mib,
@@ -111,7 +111,7 @@ pub(super) mod tests {
     }
 
     proptest! {
-        /// Whatever a scenario may ask for, a node holds it and is not mostly overhead.
+        /// For any scenario, a node holds the requested memory without mostly being overhead.
         #[test]
         fn nodes_hold_what_was_asked_for(fast in 1u64..1 << 24, slow in 1u64..1 << 24) {
             let sizes = NodeSizes::of(&machine(fast, slow), 30);

@@ -1,4 +1,4 @@
-//! The host's side of a lab VM: its parts (kernel, initramfs, plugin), its emulator, its life.
+//! The host side of a lab VM: its parts (kernel, initramfs, plugin) and its emulator.
 
 mod bring;
 mod child;

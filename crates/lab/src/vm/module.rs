@@ -1,5 +1,4 @@
-//! The balloon driver, built for a VM's kernel from the source that we carry and the kernel's
-//! headers, and kept in the cache.
+//! The balloon driver, built for a VM's kernel from included source and the kernel's headers, and cached.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -19,7 +18,7 @@ macro_rules! source {
     };
 }
 
-/// Every file of the module, by its name.
+/// Source files of the module, by name.
 const FILES: [(&str, &str); 7] = [
     source!("Makefile"),
     source!("balloon.h"),
@@ -32,15 +31,14 @@ const FILES: [(&str, &str); 7] = [
 
 const BUILT: &str = "demeter_balloon.ko";
 
-/// Where Debian's packages put headers.
+/// Folder of headers in Debian's packages.
 const SOURCES: &str = "usr/src";
 
 const MEND: &str = "a module needs make, a C compiler and the kernel's headers: apt-get install \
                     make gcc, then apt-get update; or set DEMETER_KERNEL to a kernel whose \
                     headers are installed";
 
-/// The module for the kernel in the image `kernel`; its name in `cache` changes with its source
-/// and with the kernel's release.
+/// The module for the kernel in the image `kernel`. Its name in `cache` depends on its source and the kernel's release.
 pub fn module(cache: &Path, kernel: &Path) -> Result<PathBuf, Error> {
     let release = release(kernel)?;
     let mut hasher = DefaultHasher::new();
@@ -57,7 +55,7 @@ pub fn module(cache: &Path, kernel: &Path) -> Result<PathBuf, Error> {
     Ok(kept)
 }
 
-/// What builds the module in `folder`, which gets its source.
+/// The build command of the module in `folder`, which gets its source.
 fn make_in(folder: &Path, headers: &Path) -> Result<Command, Error> {
     for (name, text) in FILES {
         let path = folder.join(name);
@@ -69,8 +67,7 @@ fn make_in(folder: &Path, headers: &Path) -> Result<Command, Error> {
     Ok(make)
 }
 
-/// The release (`uname -r`) that a kernel image tells in its header (Documentation/arch/x86/boot.rst:
-/// `kernel_version`).
+/// The release (`uname -r`) in the header of a kernel image (Documentation/arch/x86/boot.rst: `kernel_version`).
 pub fn release(kernel: &Path) -> Result<String, Error> {
     const POINTER: usize = 0x20e;
     const BASE: usize = 0x200;
@@ -84,13 +81,12 @@ pub fn release(kernel: &Path) -> Result<String, Error> {
         (!release.is_empty() && release.chars().all(is_plain)).then(|| release.to_owned())
     };
     find().ok_or_else(|| Error::Missing {
-        what: format!("{} does not tell its kernel's release", kernel.display()),
+        what: format!("{} does not contain its kernel's release", kernel.display()),
         hint: "set DEMETER_KERNEL to a vmlinuz for x86".into(),
     })
 }
 
-/// The folder to build modules of a release in: the installed one, or one in `cache` that is
-/// filled from the package archive.
+/// The build folder for modules of a release: the installed one, or one in `cache`, filled from the package archive.
 fn headers(cache: &Path, release: &str) -> Result<PathBuf, Error> {
     let installed = PathBuf::from(format!("/lib/modules/{release}/build"));
     if installed.join("Makefile").exists() {
@@ -108,8 +104,8 @@ fn headers(cache: &Path, release: &str) -> Result<PathBuf, Error> {
     Ok(kept.join(format!("{SOURCES}/linux-headers-{release}")))
 }
 
-/// Unpacks the headers' package and those that it is made of: what is common to all kernels of the
-/// release, and the programs that build.
+/// Unpacks the headers' package and its dependencies: the headers common to all kernels of the release, and the build
+/// programs.
 fn fetch(into: &Path, release: &str) -> Result<(), Error> {
     let headers = format!("linux-headers-{release}");
     let parts = package::dependencies(&headers, MEND)?;
@@ -121,8 +117,8 @@ fn fetch(into: &Path, release: &str) -> Result<(), Error> {
     package::unpack(&packages, into, MEND)
 }
 
-/// The package's makefile includes the common one by its place under /usr. Names what will lie
-/// below `root` instead; all else is relative.
+/// Adapts the package's makefile, which includes the common one by its path under /usr, to a tree below `root`. All
+/// other paths are relative.
 fn relocate(tree: &Path, root: &Path, release: &str) -> Result<(), Error> {
     let makefile = tree.join(format!("{SOURCES}/linux-headers-{release}/Makefile"));
     let text = fs::read_to_string(&makefile).map_err(Error::io("read", &makefile))?;
@@ -136,7 +132,7 @@ mod tests {
     use super::*;
     use crate::vm::Lab;
 
-    /// What compiler and sparse have to say of the module in `folder`, with all warnings.
+    /// Output of compiler and sparse for the module in `folder`, with all warnings.
     fn said_of(make: &mut Command) -> String {
         let has_sparse = Command::new("sparse").arg("--version").output().is_ok();
         if has_sparse {
@@ -161,9 +157,9 @@ mod tests {
         let headers = headers(&lab.cache, &release).unwrap();
         let work = tempfile::tempdir().unwrap();
         let said = said_of(&mut make_in(work.path(), &headers).unwrap());
-        // That the kernel was built by another compiler is said without a place.
+        // The note about a different compiler of the kernel has no file position.
         assert!(!said.contains(": warning:"), "{said}");
-        // What is wrong would be seen.
+        // Check that a real warning would be seen.
         let worse = tempfile::tempdir().unwrap();
         let mut make = make_in(worse.path(), &headers).unwrap();
         let path = worse.path().join("stats.c");
@@ -189,7 +185,7 @@ mod tests {
         bytes[0x900..0x930].copy_from_slice(b"6.12.99+deb12-cloud-amd64 (debian-kernel@lists) ");
         fs::write(&image, &bytes).unwrap();
         assert_eq!(release(&image).unwrap(), "6.12.99+deb12-cloud-amd64");
-        // A path in it would lead elsewhere.
+        // A path in the release would lead elsewhere.
         bytes[0x900..0x905].copy_from_slice(b"../..");
         fs::write(&image, &bytes).unwrap();
         assert!(release(&image).is_err());

@@ -1,5 +1,5 @@
-//! The lab's own way to speak with a VM's emulator: a QMP socket beside the host controller's,
-//! because a QMP socket serves one client at a time.
+//! The lab's own QMP connection to a VM's emulator. It has its own socket, because a QMP socket serves one client at a
+//! time and the host controller has the other.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Take, Write};
@@ -11,35 +11,34 @@ use serde_json::{Value, json};
 
 use crate::error::Error;
 
-/// How long the emulator may take for an answer. While it writes or reads a snapshot it says
-/// nothing at all.
+/// Time limit of an answer. While the emulator writes or reads a snapshot, it is silent.
 const ANSWER_LIMIT: Duration = Duration::from_secs(120);
 
-/// How long a job of the emulator may take.
+/// Time limit of an emulator job.
 const JOB_LIMIT: Duration = Duration::from_secs(120);
 
-/// Time between two looks at a job or a migration.
+/// Interval between checks of a job or a migration.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Most that is read over one connection, bytes.
+/// Maximum bytes read per connection.
 const BYTES_MAX: u64 = 1 << 20;
 
-/// Slots for DIMMs of a VM that is plugged into.
+/// DIMM slots of a VM with hotplug events.
 pub const DIMM_SLOTS: usize = 16;
 
-/// Size of a DIMM, MiB: what the guest's kernel adds at once.
+/// Size of a DIMM, MiB: the block size of the guest's kernel.
 pub const DIMM_MIB: u64 = 128;
 
 /// The snapshot, its nodes among the emulator's block devices, and its file.
 const SNAPSHOT: &str = "demeter-snapshot";
 const SNAPSHOT_FILE: &str = "demeter-snapshot-file";
 
-/// The socket of the VM in `folder`.
+/// The lab's QMP socket of the VM in `folder`.
 pub fn own_qmp_socket(folder: &Path) -> PathBuf {
     folder.join("lab-qmp.sock")
 }
 
-/// One connection to the emulator of one VM.
+/// A connection to one VM's emulator.
 #[derive(Debug)]
 pub struct Monitor {
     socket: PathBuf,
@@ -66,7 +65,7 @@ impl Monitor {
         Ok(monitor)
     }
 
-    /// Resets the VM, as its reset button would.
+    /// Resets the VM, like its reset button.
     pub fn reset(&mut self) -> Result<(), Error> {
         self.ask("system_reset", json!({})).map(drop)
     }
@@ -76,18 +75,18 @@ impl Monitor {
         self.ask("stop", json!({})).map(drop)
     }
 
-    /// Lets them go on.
+    /// Resumes its CPUs.
     pub fn go_on(&mut self) -> Result<(), Error> {
         self.ask("cont", json!({})).map(drop)
     }
 
-    /// Begins to migrate it to nowhere: all of its memory is read, as for another host.
+    /// Starts a migration that is discarded: all of its memory is read, as for another host.
     pub fn migrate(&mut self) -> Result<(), Error> {
         let to = json!({"uri": "exec:cat > /dev/null"});
         self.ask("migrate", to).map(drop)
     }
 
-    /// Ends a migration, and lets the VM go on here if it had come to its end already.
+    /// Cancels a migration, and resumes the VM if it has completed already.
     pub fn end_migration(&mut self) -> Result<(), Error> {
         self.ask("migrate_cancel", json!({}))?;
         let deadline = Instant::now() + JOB_LIMIT;
@@ -102,13 +101,13 @@ impl Monitor {
         }
     }
 
-    /// Writes its state and all of its memory to a file in its folder.
+    /// Writes the VM's state and memory to a file in its folder.
     pub fn save_snapshot(&mut self) -> Result<(), Error> {
         let path = self.snapshot_path();
         fs::write(&path, "").map_err(Error::io("create", &path))?;
         let file = json!({"driver": "file", "node-name": SNAPSHOT_FILE, "filename": path});
         self.ask("blockdev-add", file)?;
-        // It grows with what is written.
+        // The image grows with its content.
         let empty = json!({"driver": "qcow2", "file": SNAPSHOT_FILE, "size": 1 << 20});
         self.job("blockdev-create", json!({"options": empty}))?;
         let image = json!({"driver": "qcow2", "node-name": SNAPSHOT, "file": SNAPSHOT_FILE});
@@ -116,7 +115,7 @@ impl Monitor {
         self.job("snapshot-save", snapshot())
     }
 
-    /// Makes the VM what it was when its snapshot was written, and removes that.
+    /// Restores the VM from its snapshot, and removes the snapshot.
     pub fn load_snapshot(&mut self) -> Result<(), Error> {
         self.job("snapshot-load", snapshot())?;
         for node in [SNAPSHOT, SNAPSHOT_FILE] {
@@ -126,7 +125,7 @@ impl Monitor {
         fs::remove_file(&path).map_err(Error::io("remove", &path))
     }
 
-    /// The DIMMs that are plugged in.
+    /// IDs of the plugged DIMMs.
     pub fn dimms(&mut self) -> Result<Vec<String>, Error> {
         let devices = self.ask("query-memory-devices", json!({}))?;
         let id = |device: &Value| Some(device["data"]["id"].as_str()?.to_owned());
@@ -138,7 +137,7 @@ impl Monitor {
             .collect())
     }
 
-    /// Plugs one into a node.
+    /// Plugs a DIMM into a node.
     pub fn plug_dimm(&mut self, node: u64) -> Result<(), Error> {
         let there = self.dimms()?;
         let mut ids = (0..DIMM_SLOTS).map(|slot| format!("dimm{slot}"));
@@ -146,7 +145,7 @@ impl Monitor {
             return Err(self.error("plug a DIMM", &json!("no slot is free")));
         };
         let memory = format!("{id}-memory");
-        // That of a DIMM which was here before is still there.
+        // The backend of an earlier DIMM in this slot may still exist.
         let _ = self.ask("object-del", json!({"id": memory}));
         let size = DIMM_MIB << 20;
         let backend = json!({
@@ -157,7 +156,7 @@ impl Monitor {
         self.ask("device_add", device).map(drop)
     }
 
-    /// Asks the guest for one back, which it may refuse.
+    /// Asks the guest to release a DIMM, which it may refuse.
     pub fn unplug_dimm(&mut self, id: &str) -> Result<(), Error> {
         self.ask("device_del", json!({"id": id})).map(drop)
     }
@@ -166,7 +165,7 @@ impl Monitor {
         self.folder.join("snapshot.qcow2")
     }
 
-    /// Runs a command that the emulator carries out as a job, and waits for its end.
+    /// Runs a command as an emulator job, and waits for its end.
     fn job(&mut self, command: &str, mut arguments: Value) -> Result<(), Error> {
         arguments["job-id"] = json!(command);
         self.ask(command, arguments)?;
@@ -186,13 +185,13 @@ impl Monitor {
 
     fn wait(&self, what: &str, deadline: Instant) -> Result<(), Error> {
         if Instant::now() >= deadline {
-            return Err(self.error(what, &json!("does not end")));
+            return Err(self.error(what, &json!("did not finish in time")));
         }
         std::thread::sleep(LOOK_EVERY);
         Ok(())
     }
 
-    /// Runs a command and reads what it returns.
+    /// Runs a command and returns its result.
     fn ask(&mut self, command: &str, arguments: Value) -> Result<Value, Error> {
         let question = json!({"execute": command, "arguments": arguments, "id": command});
         let mut answer = || -> io::Result<Value> {
@@ -203,14 +202,14 @@ impl Monitor {
                 if self.stream.read_line(&mut line)? == 0 {
                     return Err(io::ErrorKind::UnexpectedEof.into());
                 }
-                // The greeting and events have no id.
+                // The greeting and events have no ID.
                 let mut answer: Value = serde_json::from_str(&line)?;
                 if answer["id"] == command {
                     return Ok(answer.take());
                 }
             }
         };
-        let answer = answer().map_err(Error::io("speak with the emulator at", &self.socket))?;
+        let answer = answer().map_err(Error::io("talk to the emulator at", &self.socket))?;
         match answer.get("return") {
             Some(value) => Ok(value.clone()),
             None => Err(self.error(command, &answer["error"])),
@@ -219,7 +218,7 @@ impl Monitor {
 
     fn error(&self, what: &str, said: &Value) -> Error {
         let error = io::Error::other(format!("{what}: {said}"));
-        Error::io("order of the emulator at", &self.socket)(error)
+        Error::io("control the emulator at", &self.socket)(error)
     }
 }
 

@@ -1,10 +1,10 @@
-//! What a host needs to run guests: KVM's modules, an emulator with its firmware, the guests' kernel, and
-//! of each guest an initramfs and a command line.
+//! Prepares a host VM with guests: KVM's modules, an emulator with firmware, the guests' kernel, and an initramfs and
+//! command line per guest.
 //!
-//! The guests of a system that works in the guest (`demeter-damon`, `g-linux`), and of the oracle, have a node of each tier, backed by
-//! the host's node of that tier; they divide the fast one by their shares. With a balloon, a guest's fast node is as
-//! large as the whole fast tier, and the host's controller says how much of it is the guest's. For all others a
-//! guest's memory is one node, backed where the host likes.
+//! Guests of a system that works in the guest (`demeter-damon`, `g-linux`), and of the oracle, have a node of each
+//! tier, backed by the host's node of that tier. They divide the fast tier by their shares. With a balloon, a guest's
+//! fast node is as large as the whole fast tier, and the host's controller sets the guest's part. For all other
+//! systems, a guest's memory is one node, backed anywhere in the host.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -28,44 +28,43 @@ use crate::link::{
     Job, Level, MODULES_DIR, PORT_NAME,
 };
 
-/// In the order that they need each other.
+/// KVM's modules in dependency order.
 const MODULES: [&str; 3] = [
     "virt/lib/irqbypass",
     "arch/x86/kvm/kvm",
     "arch/x86/kvm/kvm-amd",
 ];
 
-/// Where a host has what its guests are made of.
+/// Folder of the guests' common files in a host.
 const FOLDER: &str = "/guest";
 
-/// Where a host has a folder for each guest, with its initramfs and its sockets.
+/// Folder of the guests in a host; each has a folder with its initramfs and sockets.
 const GUESTS: &str = "/guests";
 
-/// What the emulator of a guest loads beside it: the BIOS, what boots a kernel directly, and what
-/// speeds up its interrupts.
+/// Firmware of a guest's emulator: the BIOS, the direct kernel loader, and the interrupt accelerator.
 const FIRMWARE: [&str; 3] = ["bios-256k.bin", "linuxboot_dma.bin", "kvmvapic.bin"];
 
-/// The guest's emulator takes so much of the host's memory beside the guest's, MiB.
+/// Host memory of a guest's emulator, beside the guest's own, MiB.
 const EMULATOR_MIB: u64 = 64;
 
-/// Memory that a guest with one node finds beside its workload's, MiB.
+/// Memory of a guest with one node, beside its workload's, MiB.
 const SLACK_MIB: u64 = 48;
 
 const MEND: &str = "apt-get install qemu-system-x86, or set DEMETER_QEMU to a qemu-system-x86_64";
 
-/// The memory that guests have.
+/// Memory layout of guests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Memory {
     /// One node.
     Flat,
     /// A node of each tier.
     Tiered,
-    /// The same, and a balloon in each.
+    /// A node of each tier, and a balloon in each.
     Sized,
 }
 
 impl Memory {
-    /// What a system needs that works in the guest, and not in the host; the oracle does.
+    /// The layout for a system: tiered for systems that work in the guest, and for the oracle.
     fn of(system: System, scenario: &Scenario) -> Self {
         match system {
             System::Oracle | System::GLinux => Self::Tiered,
@@ -76,20 +75,20 @@ impl Memory {
     }
 }
 
-/// What sizes the guests, if anything.
+/// The mechanism that resizes the guests, if any.
 fn provisioner(scenario: &Scenario) -> Option<ProvisionerKind> {
     scenario.provision.as_ref()?.provisioners.first()?.kind()
 }
 
-/// By what the controller divides fast memory.
+/// The controller's policy for fast memory.
 fn policy(scenario: &Scenario) -> Policy {
     let provision = scenario.provision.as_ref();
     let policy = provision.and_then(|p| p.policies.first().copied());
     policy.unwrap_or_default()
 }
 
-/// Puts into a host's initramfs what its guests need. `host` comes as the job of a VM in
-/// which the workload runs, and becomes the host's own.
+/// Adds all files for its guests to a host's initramfs. `host` begins as the job of a VM that runs the workload, and
+/// becomes the host's own job.
 pub fn into_host(
     lab: &Lab,
     kernel: &Path,
@@ -139,7 +138,7 @@ pub fn into_host(
     Ok(())
 }
 
-/// Writes a guest's initramfs, with its job.
+/// Writes a guest's initramfs, including its job.
 fn pack(
     lab: &Lab,
     host: &Job,
@@ -176,31 +175,31 @@ fn pack(
     Ok(archive)
 }
 
-/// Where a host has what is a guest's own.
+/// A guest's folder in a host.
 fn folder_of(name: &str) -> PathBuf {
     Path::new(GUESTS).join(name)
 }
 
-/// Where a host has a guest's initramfs.
+/// Path of a guest's initramfs in a host.
 fn initramfs_path(name: &str) -> PathBuf {
     folder_of(name).join("initramfs")
 }
 
-/// A guest, as its host has it.
+/// A guest as seen by its host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Guest {
     name: String,
     /// Its share of the fast tier.
     share: u32,
-    /// Fast memory that it begins with, MiB: its part by its share.
+    /// Initial fast memory, MiB, by its share.
     fast_mib: u64,
-    /// Fast memory that no policy takes from it, MiB.
+    /// Fast memory that no policy reclaims, MiB.
     guarantee_mib: u64,
-    /// Memory of its nodes; the second has none where it has but one.
+    /// Sizes of its nodes; the second is 0 if it has only one.
     sizes: NodeSizes,
 }
 
-/// Fast memory for guests, once each one's emulator has its part; what the emulators take lies there at the worst.
+/// Fast memory for guests, after the emulators' own memory, which may all lie there.
 fn fast_mib(scenario: &Scenario, guests: usize) -> u64 {
     let emulators_mib = EMULATOR_MIB * guests as u64;
     scenario
@@ -210,7 +209,7 @@ fn fast_mib(scenario: &Scenario, guests: usize) -> u64 {
         .saturating_sub(emulators_mib)
 }
 
-/// The guests, and the memory of each.
+/// The guests and their memory.
 fn guests(scenario: &Scenario, memory: Memory, initramfs_mib: u64) -> Result<Vec<Guest>, Error> {
     let fleet = scenario.vms();
     let count = fleet.len() as u64;
@@ -225,7 +224,7 @@ fn guests(scenario: &Scenario, memory: Memory, initramfs_mib: u64) -> Result<Vec
     let least = NodeSizes::with_usable([scenario.footprint_mib() + SLACK_MIB, 0], initramfs_mib);
     let least_mib = least.fast_mib + least.slow_mib;
     let part_of_slow_mib = (slow_mib / count) & !1;
-    // A kernel cannot give back what is its own.
+    // A kernel cannot release its own memory.
     let kernel_mib = match memory {
         Memory::Sized => {
             let usable = [fast_mib, part_of_slow_mib];
@@ -238,7 +237,7 @@ fn guests(scenario: &Scenario, memory: Memory, initramfs_mib: u64) -> Result<Vec
         .into_iter()
         .enumerate()
         .map(|(index, (name, _))| {
-            // Nodes begin at boundaries of huge pages.
+            // Nodes begin at huge page boundaries.
             let part_mib = (fast_mib * u64::from(share(index)) / shares) & !1;
             let (fast_mib, slow_mib) = match memory {
                 Memory::Flat => (least_mib, 0),
@@ -283,8 +282,8 @@ fn guests(scenario: &Scenario, memory: Memory, initramfs_mib: u64) -> Result<Vec
     Ok(guests)
 }
 
-/// What the controller is told, where it manages or sizes the guests: they have the whole fast tier, less what their
-/// emulators take of it.
+/// The controller's configuration if it manages or resizes the guests. They share the whole fast tier, minus the
+/// emulators' part.
 fn controller_config(
     scenario: &Scenario,
     memory: Memory,
@@ -293,7 +292,7 @@ fn controller_config(
     let fast_mib = fast_mib(scenario, guests.len());
     let slow_mib = |guest: &Guest| match memory {
         Memory::Sized => guest.sizes.slow_mib,
-        // All of its memory may come to lie there.
+        // All of its memory may end up there.
         Memory::Flat | Memory::Tiered => guest.sizes.fast_mib + guest.sizes.slow_mib,
     };
     let entry = |guest: &Guest| VmEntry {
@@ -309,7 +308,7 @@ fn controller_config(
             slow_mib: slow_mib(guest),
         },
         fast_guarantee_mib: guest.guarantee_mib,
-        // Policies divide fast memory.
+        // Policies divide fast memory only.
         slow_guarantee_mib: slow_mib(guest),
         share: guest.share,
     };
@@ -344,7 +343,7 @@ fn command(scenario: &Scenario, memory: Memory, guest: &Guest) -> Vec<String> {
     option("-cpu", "host".into());
     option("-smp", scenario.machine.vcpus.to_string());
     option("-m", format!("{}M", fast_mib + slow_mib));
-    // What a balloon gives up is a hole in a file. A memfd would lie anywhere, where KVM cannot map huge pages.
+    // Balloon memory is punched out of a file. A memfd may lie anywhere, so KVM could not map huge pages.
     let kind = match memory {
         Memory::Sized => {
             format!("memory-backend-file,mem-path={GUESTS_MEMORY_DIR},share=on,align=2M")
@@ -359,7 +358,7 @@ fn command(scenario: &Scenario, memory: Memory, guest: &Guest) -> Vec<String> {
         option("-machine", "pc,hmat=on".into());
         for (node, mib) in [(0, fast_mib), (1, slow_mib)] {
             let backend = backend(node, mib);
-            // Not bound: a node that is full for a moment must not kill the guest.
+            // Not bound: a temporarily full node must not kill the guest.
             option(
                 "-object",
                 format!("{backend},host-nodes={node},policy=preferred"),
@@ -372,7 +371,7 @@ fn command(scenario: &Scenario, memory: Memory, guest: &Guest) -> Vec<String> {
     option("-kernel", format!("{FOLDER}/vmlinuz"));
     option("-initrd", initramfs_path(&guest.name).display().to_string());
     option("-append", KERNEL_ARGS.into());
-    // The host's own console, so that its log tells of all.
+    // The host's own console, so that its log covers all guests.
     option("-serial", "file:/dev/ttyS0".into());
     option("-chardev", "stdio,id=link,signal=off".into());
     option("-device", "virtio-serial-pci".into());
@@ -394,7 +393,7 @@ fn command(scenario: &Scenario, memory: Memory, guest: &Guest) -> Vec<String> {
     command
 }
 
-/// The emulator's file.
+/// Path of the emulator.
 fn find(qemu: &Path) -> Result<PathBuf, Error> {
     tool::find(qemu).ok_or_else(|| Error::Missing {
         what: format!("there is no {}", qemu.display()),
@@ -402,7 +401,7 @@ fn find(qemu: &Path) -> Result<PathBuf, Error> {
     })
 }
 
-/// Its firmware, from the folders that it names.
+/// Its firmware files, from the folders that it lists.
 fn firmware(qemu: &Path) -> Result<[PathBuf; FIRMWARE.len()], Error> {
     let listing = tool::output(Command::new(qemu).args(["-L", "help"]), MEND)?;
     let mut missing = None;
@@ -428,17 +427,17 @@ mod tests {
 
     use super::*;
 
-    /// The scenario that we ship.
+    /// The shipped scenario.
     fn scenario() -> Scenario {
         let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios/nested.toml");
         Scenario::load(&shipped).unwrap()
     }
 
-    /// The same with two guests, of three shares and one.
+    /// The scenario with two guests, of three shares and one.
     fn fleet(policy: &str) -> Scenario {
         let mut scenario = scenario();
         scenario.settings.clear();
-        // The unit has one reader.
+        // The sampling unit supports one reader.
         scenario.systems.retain(|&system| system != System::Demeter);
         scenario.machine.slow.usable_mib = 1200;
         let text = format!(
@@ -450,7 +449,7 @@ mod tests {
         scenario
     }
 
-    /// The same with balloons, and with fast memory for two kernels.
+    /// The scenario with balloons, and with fast memory for two kernels.
     fn with_balloons() -> Scenario {
         let mut scenario = fleet("shares");
         scenario.machine.fast.usable_mib = 768;
@@ -515,7 +514,7 @@ mod tests {
 
         let config = controller_config(&scenario, memory, &guests).unwrap();
         config.check().unwrap();
-        // Until the timed phase.
+        // Until the timed phase begins.
         assert_eq!(config.policy, Policy::Static);
         let vm = &config.vms[&"b".parse().unwrap()];
         assert_eq!(vm.agent, Some("/guests/b/agent.sock".into()));

@@ -1,4 +1,4 @@
-//! Packages of the distribution, taken apart without being installed.
+//! Downloads packages of the distribution and unpacks them without installing.
 
 use std::fs;
 use std::path::Path;
@@ -15,9 +15,9 @@ pub fn unpack(packages: &[&str], into: &Path, hint: &str) -> Result<(), Error> {
         .args(["-q", "download"])
         .args(packages)
         .current_dir(work.path());
-    // SAFETY: takes nothing and cannot fail.
+    // SAFETY: it has no arguments and cannot fail.
     if unsafe { libc::geteuid() } == 0 {
-        // As root, apt would step down to a user that cannot write to our folder.
+        // As root, apt would switch to a user that cannot write to our folder.
         download.args(["-o", "APT::Sandbox::User=root"]);
     }
     tool::output(&mut download, hint)?;
@@ -41,7 +41,7 @@ pub fn unpack(packages: &[&str], into: &Path, hint: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// The names of the packages that a package cannot do without.
+/// The packages on which a package depends.
 pub fn dependencies(package: &str, hint: &str) -> Result<Vec<String>, Error> {
     let listing = tool::output(
         Command::new("apt-cache").args(["depends", "--important", package]),
@@ -52,7 +52,7 @@ pub fn dependencies(package: &str, hint: &str) -> Result<Vec<String>, Error> {
         line.strip_prefix("Depends: ")
             .or_else(|| line.strip_prefix("PreDepends: "))
     });
-    // In angle brackets stands what several packages provide.
+    // Virtual packages are in angle brackets.
     let names = names.filter(|name| !name.starts_with('<'));
     Ok(names.map(str::to_owned).collect())
 }

@@ -1,4 +1,4 @@
-//! The emulator's plugins: compiled once from the source that we carry, kept in the cache.
+//! The emulator's plugins, compiled once from included source and cached.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -9,10 +9,10 @@ use super::qemu;
 use super::tool;
 use crate::error::Error;
 
-/// A file's name and text.
+/// A file's name and content.
 type File = (&'static str, &'static str);
 
-/// The files of the plugin that slows memory down and takes samples; the first includes the rest.
+/// Files of the plugin that delays memory and takes samples; the first includes the others.
 const LAB: [File; 5] = [
     ("demeter_lab.c", include_str!("../../plugin/demeter_lab.c")),
     (
@@ -24,7 +24,7 @@ const LAB: [File; 5] = [
     ("shared_page.h", include_str!("../../plugin/shared_page.h")),
 ];
 
-/// The files of the plugin that records a program.
+/// Files of the plugin that records a program.
 const TRACE: [File; 2] = [
     (
         "demeter_trace.c",
@@ -33,10 +33,10 @@ const TRACE: [File; 2] = [
     ("qemu_plugin.h", include_str!("../../plugin/qemu_plugin.h")),
 ];
 
-/// Versions of the plugin interface that our sources know, the newest first: plugin/qemu_plugin.h has the table.
+/// Plugin interface versions that our sources support, newest first: plugin/qemu_plugin.h has the table.
 const APIS: [u32; 3] = [7, 2, 1];
 
-/// The compiled plugin for a VM under the emulator `qemu`, which is there, new enough and loads it.
+/// The compiled plugin for VMs, checked with the emulator `qemu`.
 pub fn plugin(cache: &Path, qemu: &Path) -> Result<PathBuf, Error> {
     qemu::check_version(qemu)?;
     loaded(cache, &LAB, |plugin| qemu::check_loads(qemu, plugin))
@@ -48,8 +48,8 @@ pub fn trace_plugin(cache: &Path, qemu: &Path) -> Result<PathBuf, Error> {
     loaded(cache, &TRACE, |plugin| qemu::check_user_loads(qemu, plugin))
 }
 
-/// The first of `files` compiled for the newest interface with which the emulator loads it. Only trying tells: an emulator
-/// says which versions it speaks to a plugin that it loads, and to nobody else.
+/// Compiles the first of `files` for the newest interface that the emulator loads. Only a trial tells: an emulator
+/// reports its versions to a loaded plugin only.
 fn loaded(
     cache: &Path,
     files: &[File],
@@ -60,15 +60,15 @@ fn loaded(
         let plugin = compiled(cache, files, api)?;
         match loads(&plugin) {
             Ok(()) => return Ok(plugin),
-            // The newest one's says which versions a newer emulator speaks.
+            // The first error names the interface versions of a newer emulator.
             Err(error) => refused = refused.or(Some(error)),
         }
     }
     Err(refused.expect("there are versions"))
 }
 
-/// The first of `files` compiled for a version of the interface, in `cache`; its name there changes with its
-/// source and the version.
+/// Compiles the first of `files` for one interface version, in `cache`. The file name depends on the source and the
+/// version.
 fn compiled(cache: &Path, files: &[File], api: u32) -> Result<PathBuf, Error> {
     let define = format!("-DQEMU_PLUGIN_API={api}");
     let mut hasher = DefaultHasher::new();

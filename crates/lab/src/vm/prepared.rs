@@ -1,4 +1,4 @@
-//! A VM that can be started, and what becomes of its reports and logs.
+//! A VM that is ready to start, and the handling of its reports and logs.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -18,10 +18,10 @@ use super::{counts, qemu};
 use crate::error::{Error, VmFault};
 use crate::link::{VmMessage, from_hex};
 
-/// The initramfs' name in a VM's folder.
+/// Name of the initramfs in a VM's folder.
 pub const INITRAMFS: &str = "initramfs";
 
-/// The logs in a VM's folder, as far as they are there.
+/// Possible logs in a VM's folder.
 const LOGS: [&str; 6] = [
     "console.log",
     "qemu.log",
@@ -31,7 +31,7 @@ const LOGS: [&str; 6] = [
     "reports.jsonl",
 ];
 
-/// A VM that can be started.
+/// A VM that is ready to start.
 #[derive(Debug)]
 pub struct PreparedVm {
     pub(super) run: String,
@@ -43,9 +43,9 @@ pub struct PreparedVm {
     pub(super) elastic: Option<Elastic>,
     /// Whether all its memory is backed from the start.
     pub prealloc: bool,
-    /// How long it may live.
+    /// Time limit of its life.
     pub limit: Duration,
-    /// The libvirtd that runs it as a domain; without one the emulator is started here.
+    /// The libvirtd that runs it as a domain; without one, the lab starts the emulator.
     pub daemon: Option<Arc<Daemon>>,
     pub(super) folder: tempfile::TempDir,
     pub(super) keep_logs: Option<PathBuf>,
@@ -57,7 +57,7 @@ impl PreparedVm {
         &self.run
     }
 
-    /// What to say of a fault of this VM. Its logs are kept, where nobody has named a folder for them in a new one.
+    /// The error for a fault of this VM. Its logs are kept, in a new folder unless the user has named one.
     pub fn error(&self, fault: VmFault) -> Error {
         if matches!(fault, VmFault::Interrupted) {
             return Error::Interrupted;
@@ -81,30 +81,30 @@ impl PreparedVm {
         }
     }
 
-    /// Its private folder on the host, which goes with this value.
+    /// Its private folder on the host, removed when this is dropped.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// How its memory can be changed, if it can.
+    /// Its resize parameters, if its memory is resizable.
     pub fn elastic(&self) -> Option<&Elastic> {
         self.elastic.as_ref()
     }
 
-    /// Its name for libvirt, where that runs it: that of its folder.
+    /// Its libvirt name, if libvirt runs it: that of its folder.
     pub fn domain(&self) -> Option<String> {
         self.daemon.as_ref()?;
         let name = self.folder().file_name()?;
         Some(name.to_string_lossy().into_owned())
     }
 
-    /// Which libvirt that is; the system's where none is.
+    /// The libvirt that runs it; the system's if none does.
     pub fn libvirt(&self) -> Libvirt {
         let daemon = self.daemon.as_deref();
         daemon.map_or_else(Libvirt::default, Daemon::libvirt)
     }
 
-    /// Memory that it may take, MiB.
+    /// Maximum memory that it uses, MiB.
     pub fn memory_mib(&self) -> u64 {
         let full = self.elastic.as_ref().map_or(self.sizes, Elastic::full);
         full.fast_mib + full.slow_mib
@@ -137,8 +137,7 @@ impl PreparedVm {
         VmChild::start(parts.command(), self.limit, parts.console_log(), output_log)
     }
 
-    /// Hands each report of the started VM to `on_report` until it has finished, and keeps its
-    /// logs where that is wanted.
+    /// Passes each report to `on_report` until the VM has finished. Keeps its logs if requested.
     pub fn listen(
         &self,
         mut vm: VmChild,
@@ -153,7 +152,7 @@ impl PreparedVm {
             }
             Err(_) => drop(vm),
         }
-        // Those of a failure `error` keeps.
+        // `error` keeps the logs of a failure.
         if let (Ok(()) | Err(VmFault::Interrupted), Some(kept)) = (&outcome, &self.keep_logs) {
             self.keep_logs(kept)?;
         }
@@ -175,14 +174,14 @@ impl PreparedVm {
     }
 }
 
-/// The agent's recording among them.
+/// Name of the agent's recording among the logs.
 const RECORDING: &str = "agent.rec";
 
-/// More than a VM's agent records, bytes.
+/// Upper bound of a recording from a VM's agent, bytes.
 const RECORDING_BYTES_MAX: u64 = 64 << 20;
 
-/// Hands reports on until the VM has finished. All of them go to a file, the agent's log and
-/// what programs printed to files of their own.
+/// Passes reports on until the VM has finished. All reports are written to a file; the agent's log and programs' output
+/// go to separate files.
 fn listen(
     vm: &mut VmChild,
     stop: &AtomicBool,
@@ -203,7 +202,7 @@ fn listen(
         reports.write_all(b"\n").map_err(VmFault::Log)?;
         match report {
             VmMessage::AgentLog { text } => {
-                // A host's guests have said theirs before.
+                // A host's guests may have sent theirs before.
                 append(&folder.join("agent.log"), &text)?;
             }
             VmMessage::Program(log) => {
@@ -218,16 +217,16 @@ fn listen(
     }
 }
 
-/// Adds text to a log.
+/// Appends text to a log.
 fn append(path: &Path, text: &str) -> Result<(), VmFault> {
     let file = File::options().create(true).append(true).open(path);
     file.and_then(|mut file| file.write_all(text.as_bytes()))
         .map_err(VmFault::Log)
 }
 
-/// Adds bytes to the agent's recording.
+/// Appends bytes to the agent's recording.
 fn record(path: &Path, hex: &str) -> Result<(), VmFault> {
-    let nonsense = || VmFault::Nonsense("a recording that is none".into());
+    let nonsense = || VmFault::Nonsense("an invalid recording".into());
     let bytes = from_hex(hex).ok_or_else(nonsense)?;
     let file = File::options().create(true).append(true).open(path);
     let mut file = file.map_err(VmFault::Log)?;

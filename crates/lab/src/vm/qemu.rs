@@ -17,34 +17,33 @@ use crate::link::PORT_NAME;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(pub u32, pub u32);
 
-/// Oldest QEMU that has everything we ask for (`hmat`, `-plugin file=`, `-accel tcg`).
+/// Oldest QEMU with all required features (`hmat`, `-plugin file=`, `-accel tcg`).
 const VERSION_MIN: Version = Version(7, 0);
 
-/// Bytes of the shared memory that the plugin makes: DEMETER_SHARED_BYTES in
-/// plugin/shared_page.h.
+/// Size of the plugin's shared memory: DEMETER_SHARED_BYTES in plugin/shared_page.h.
 const SHARED_MIB: u64 = 4;
 
-/// What the kernel is told. An oops is a panic, since half a kernel would wait for the other half; a panic ends the VM, as
-/// `-no-reboot` says; `nokaslr` keeps the kernel in the same node every time; `init_on_alloc=0` because Debian's kernels
-/// clear every page that is allocated, those that a balloon takes and gives away unread as well; `no_timer_check`
-/// because on a busy host the emulated timer looks broken to it; behind `--` stands the first process's own argument.
+/// The kernel's arguments. An oops panics, since a damaged kernel could hang, and a panic ends the VM, due to
+/// `-no-reboot`. `nokaslr` keeps the kernel in one node. `init_on_alloc=0` is set because Debian's kernels clear every
+/// allocated page, even those that a balloon takes and returns unread. `no_timer_check` is set because on a busy host
+/// the emulated timer looks broken. The argument of the init process follows `--`.
 pub const KERNEL_ARGS: &str = "console=ttyS0 loglevel=5 oops=panic panic=-1 nokaslr init_on_alloc=0 \
                            no_timer_check rdinit=/bin/demeter -- lab-init";
 
-/// The model of the CPUs, one without "enhanced rep movsb": a kernel that copies and clears pages
-/// byte by byte takes four times as long under the emulator.
+/// The CPU model, without "enhanced rep movsb": with it, the kernel copies and clears pages byte by byte, which takes
+/// four times as long under the emulator.
 pub const CPU: &str = "qemu64";
 
 pub const MEND: &str =
     "apt-get install qemu-system-x86, or set DEMETER_QEMU to a qemu-system-x86_64";
 const MEND_USER: &str = "apt-get install qemu-user, or set DEMETER_QEMU_USER to a qemu-x86_64";
 
-/// Checks that the emulator is there and new enough.
+/// Checks that the emulator exists and is recent enough.
 pub fn check_version(qemu: &Path) -> Result<Version, Error> {
     version(qemu, MEND)
 }
 
-/// The same for the user-mode emulator. Debian 13 builds its own without plugins.
+/// Checks the user-mode emulator. Debian 13 builds its own without plugins.
 pub fn check_user_version(qemu: &Path) -> Result<Version, Error> {
     let version = version(qemu, MEND_USER)?;
     let help = tool::output(Command::new(qemu).arg("-help"), MEND_USER)?;
@@ -66,7 +65,7 @@ fn version(qemu: &Path, hint: &str) -> Result<Version, Error> {
             VERSION_MIN.0,
             VERSION_MIN.1
         ),
-        None => format!("{} does not say its version", qemu.display()),
+        None => format!("{} does not report its version", qemu.display()),
     };
     let hint = hint.into();
     Err(Error::Missing { what, hint })
@@ -93,7 +92,7 @@ pub fn check_loads(qemu: &Path, plugin: &Path) -> Result<(), Error> {
     tool::output(&mut command, hint).map(drop)
 }
 
-/// Checks that the user-mode emulator loads our plugin, which then keeps it from running anything.
+/// Checks that the user-mode emulator loads our plugin. The plugin then prevents it from running anything.
 pub fn check_user_loads(qemu: &Path, plugin: &Path) -> Result<(), Error> {
     let mut command = Command::new(qemu);
     command
@@ -103,7 +102,7 @@ pub fn check_user_loads(qemu: &Path, plugin: &Path) -> Result<(), Error> {
     tool::output(&mut command, MEND_USER).map(drop)
 }
 
-/// What a VM is made of.
+/// The parts of a VM.
 #[derive(Debug)]
 pub struct Parts<'a> {
     /// The emulator.
@@ -114,29 +113,29 @@ pub struct Parts<'a> {
     pub kernel: &'a Path,
     /// The initial file system.
     pub initramfs: &'a Path,
-    /// The machine of the scenario.
+    /// The scenario's machine.
     pub machine: &'a Machine,
-    /// Slow memory's delay is stretched by this factor.
+    /// Factor by which slow memory's delay is stretched.
     pub dilation: u64,
-    /// Memory of the nodes.
+    /// Sizes of the nodes.
     pub sizes: NodeSizes,
-    /// How its memory can be changed, if it can.
+    /// Resize parameters, if its memory is resizable.
     pub elastic: Option<&'a Elastic>,
     /// Whether all its memory is backed from the start.
     pub prealloc: bool,
-    /// Whether it is reset, which starts it anew instead of ending it, and plugged into.
+    /// Whether it has events: a reset then restarts it instead of ending it, and DIMMs can be plugged.
     pub has_events: bool,
     /// The VM's private folder on the host.
     pub folder: &'a Path,
 }
 
 impl Parts<'_> {
-    /// Where the console's log goes.
+    /// Path of the console's log.
     pub fn console_log(&self) -> PathBuf {
         self.folder.join("console.log")
     }
 
-    /// Where what the emulator says goes.
+    /// Path of the emulator's output.
     pub fn output_log(&self) -> PathBuf {
         self.folder.join("qemu.log")
     }
@@ -151,7 +150,7 @@ impl Parts<'_> {
         };
         option("-machine", "pc,hmat=on".into());
         option("-accel", "tcg,thread=multi".into());
-        // A host's has AMD's virtualization with nested paging, which this emulator has on any machine.
+        // A host VM has AMD's nested paging, which this emulator supports on any machine.
         option(
             "-cpu",
             match place {
@@ -181,7 +180,7 @@ impl Parts<'_> {
         option("-kernel", self.kernel.display().to_string());
         option("-initrd", self.initramfs.display().to_string());
         option("-append", KERNEL_ARGS.into());
-        // Appended to: a VM that is started again goes on in the same log.
+        // Appended to, so that a restarted VM continues in the same log.
         let console = format!(
             "file,id=console,append=on,path={}",
             quoted(&self.console_log())
@@ -209,8 +208,7 @@ impl Parts<'_> {
         command
     }
 
-    /// The options that make the tiers differ and the samples: the plugin, and the memory that it
-    /// shares with the guest and with us.
+    /// The options for tiers and samples: the plugin, and the memory that it shares with the guest and the lab.
     pub fn tiers(&self) -> [(&'static str, String); 3] {
         let Machine { fast, slow, .. } = self.machine;
         let NodeSizes { fast_mib, slow_mib } = self.sizes;
@@ -231,8 +229,8 @@ impl Parts<'_> {
             "memory-backend-file,id=shared,mem-path={},size={SHARED_MIB}M,share=on",
             quoted(&shared)
         );
-        // Its master: with others the VM could not be migrated. As JSON, as libvirt writes devices: QEMU
-        // makes those that are not before all others, in the first slot, which libvirt gives to another.
+        // The guest must be its master, otherwise the VM could not be migrated. The device is given as JSON, as libvirt
+        // does. QEMU creates other devices first, which would take the slot that libvirt assigns.
         let device = r#"{"driver":"ivshmem-plain","memdev":"shared","master":"on"}"#.into();
         [
             ("-plugin", plugin),
@@ -257,7 +255,7 @@ pub fn numa(machine: &Machine) -> Vec<(&'static str, String)> {
     values.into_iter().map(|value| ("-numa", value)).collect()
 }
 
-/// A path inside an option list, where a comma would end the value.
+/// A path in an option list, with commas escaped.
 pub fn quoted(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
 }

@@ -1,4 +1,4 @@
-//! What the host controller is told of a run: its configuration.
+//! The host controller's configuration for a run.
 
 use std::path::{Path, PathBuf};
 
@@ -11,29 +11,29 @@ use super::memory::NodeSizes;
 use super::prepared::PreparedVm;
 use crate::error::Error;
 
-/// What the controller has to know of a VM.
+/// The controller's entry of a VM.
 #[derive(Debug, Clone)]
 pub struct VmEntry {
     /// Its name.
     pub name: String,
-    /// Its folder, with its sockets.
+    /// Its folder, which holds its sockets.
     pub folder: PathBuf,
-    /// Its name for libvirt, where that runs it.
+    /// Its libvirt name, if libvirt runs it.
     pub domain: Option<String>,
-    /// What it is to own to begin with.
+    /// Its initial size.
     pub size: NodeSizes,
-    /// What it may own at most.
+    /// Its maximum size.
     pub limit: NodeSizes,
-    /// Fast memory that it keeps whatever the policy says, MiB.
+    /// Fast memory that it keeps under every policy, MiB.
     pub fast_guarantee_mib: u64,
-    /// The same of slow memory.
+    /// Slow memory that it keeps under every policy, MiB.
     pub slow_guarantee_mib: u64,
     /// Its share under the policy `shares`.
     pub share: u32,
 }
 
 impl VmEntry {
-    /// A VM that may own all that it was made with, and keeps nothing whatever the policy says.
+    /// A VM that may own all of its memory, without guarantees.
     pub fn unbounded(name: &str, vm: &PreparedVm, elastic: &Elastic) -> Self {
         Self {
             name: name.into(),
@@ -48,20 +48,20 @@ impl VmEntry {
     }
 }
 
-/// What the controller is told when it starts.
+/// The controller's settings at its start.
 #[derive(Debug, Clone)]
 pub struct Setup {
-    /// How memory is changed.
+    /// The mechanism that resizes memory.
     pub provisioner: ProvisionerKind,
-    /// What there is for all VMs together.
+    /// Memory for all VMs together.
     pub pool: NodeSizes,
-    /// Which libvirt runs those that are domains.
+    /// The libvirt that runs domains.
     pub libvirt: Libvirt,
     /// The VMs.
     pub vms: Vec<VmEntry>,
 }
 
-/// The controller's configuration in its folder.
+/// File name of the controller's configuration in its folder.
 pub const CONFIG: &str = "host.toml";
 
 /// The controller's socket in its folder.
@@ -82,7 +82,7 @@ impl Setup {
     pub(super) fn config(&self, folder: &Path) -> Result<Config, Error> {
         let vms = self.vms.iter().map(|vm| {
             let tier = |memdev: &str, size_mib, limit_mib, guarantee_mib| TierConfig {
-                // libvirt has names of its own.
+                // libvirt uses its own names.
                 memdev: vm.domain.is_none().then(|| memdev.into()),
                 node: None,
                 size_mib,

@@ -1,4 +1,4 @@
-//! Calls of other programs.
+//! Runs other programs.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use crate::error::Error;
 
-/// Where a program is: on the person's path, or where the system's own are.
+/// Finds a program on the user's path or in the system's folders.
 pub fn find(program: &Path) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain(["/usr/sbin".into()]);
@@ -17,7 +17,7 @@ pub fn find(program: &Path) -> Option<PathBuf> {
 
 /// Runs `command` and returns what it printed.
 ///
-/// A program that is not there or fails becomes an error with this hint.
+/// A missing or failing program becomes an error with this hint.
 pub fn output(command: &mut Command, hint: &str) -> Result<String, Error> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command

@@ -1,5 +1,4 @@
-//! Packages of the distribution as a tree of files with every shared library that its programs
-//! need, made once and kept in the cache.
+//! Unpacked packages with all shared libraries of their programs, cached as a tree of files.
 
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeSet, VecDeque};
@@ -13,13 +12,13 @@ use super::elf::{self, Needed};
 use super::{package, tool};
 use crate::error::Error;
 
-/// Most files of a tree.
+/// Maximum number of files in a tree.
 const FILES_MAX: usize = 100_000;
 
-/// Most packages that are searched for libraries.
+/// Maximum number of packages searched for libraries.
 const SEARCHED_MAX: usize = 100;
 
-/// Folders of packages that no program needs.
+/// Folders of packages that programs do not need.
 const LEFT_OUT: [&str; 7] = [
     "usr/share/bash-completion",
     "usr/share/doc",
@@ -53,7 +52,7 @@ impl Tree {
         if !root.exists() {
             let names: Vec<&str> = packages.iter().copied().collect();
             tracing::info!(
-                "fetching {}, once; kept in {}",
+                "downloading {} once; kept in {}",
                 names.join(", "),
                 cache.display()
             );
@@ -72,23 +71,23 @@ impl Tree {
         Self { root: root.into() }
     }
 
-    /// Where a file of the packages lies now, by its path when they are installed.
+    /// Current path of a packaged file, given its installed path.
     pub fn file(&self, path: &Path) -> Option<PathBuf> {
         let file = self.at_root(path);
         file.is_file().then_some(file)
     }
 
-    /// Where something of the packages lies now, if it is there, by its path when they are installed.
+    /// Current path of any entry of the packages, given its installed path; none if it is absent.
     pub fn at_root(&self, path: &Path) -> PathBuf {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// The path of one of its files when the packages are installed; none for other files.
+    /// Installed path of one of its files; none for other files.
     pub fn place(&self, file: &Path) -> Option<PathBuf> {
         Some(Path::new("/").join(file.strip_prefix(&self.root).ok()?))
     }
 
-    /// Every file and symbolic link that a program may need, in no order.
+    /// All files and symbolic links that a program may need, in any order.
     pub fn files(&self) -> Result<Vec<PathBuf>, Error> {
         let mut found = vec![];
         let mut todo = vec![self.root.clone()];
@@ -114,7 +113,7 @@ impl Tree {
         Ok(found)
     }
 
-    /// Folders that hold shared libraries.
+    /// Folders with shared libraries.
     pub fn library_dirs(&self) -> Result<Vec<PathBuf>, Error> {
         let is_library = |file: &&PathBuf| {
             let name = file.file_name().unwrap_or_default().to_string_lossy();
@@ -126,10 +125,10 @@ impl Tree {
         Ok(dirs.into_iter().map(Path::to_owned).collect())
     }
 
-    /// Its programs that some loader has to load.
+    /// Programs that need a loader.
     pub fn dynamic_programs(&self) -> Result<Vec<PathBuf>, Error> {
         let is_program = |file: &PathBuf| {
-            // Links lead to files that are seen themselves.
+            // The target of a link is listed itself.
             fs::symlink_metadata(file)
                 .is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
                 && fs::read(file).is_ok_and(|image| elf::is_dynamic(&image))
@@ -138,8 +137,8 @@ impl Tree {
     }
 }
 
-/// Adds packages to the tree until its programs find all libraries: those that the named ones depend
-/// on, level by level, as far as they are libraries that this machine has not.
+/// Adds packages to the tree until its programs find all libraries. It adds library packages on which the named ones
+/// depend, level by level, unless this machine has them.
 fn complete(tree: &Tree, packages: &[&str]) -> Result<(), Error> {
     let mut next: VecDeque<String> = packages.iter().map(|&name| name.into()).collect();
     let mut seen: BTreeSet<String> = next.iter().cloned().collect();
@@ -175,7 +174,7 @@ fn complete(tree: &Tree, packages: &[&str]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether this machine has a package: dpkg keeps a list of its files.
+/// Whether a package is installed: dpkg keeps a list of its files.
 fn is_installed(package: &str) -> bool {
     let list = |name: &str| Path::new("/var/lib/dpkg/info").join(format!("{name}.list"));
     list(package).exists() || list(&format!("{package}:amd64")).exists()

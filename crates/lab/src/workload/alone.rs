@@ -1,4 +1,4 @@
-//! The timed phase of programs with one worker whose operations are counted.
+//! The timed phase of a program with one worker and counted operations.
 
 use std::sync::OnceLock;
 
@@ -8,8 +8,8 @@ use super::event::{Event, Output, Rate};
 use super::timed::{self, Control, Tick};
 use super::wait::Waiter;
 
-/// Waits to be let go where that is asked for, runs `worker` until the phase ends, and says how fast
-/// it was, as `rate` tells operations and seconds. A worker that finds something wrong tells that and returns.
+/// Waits for the start if requested, runs `worker` until the phase ends, and reports the speed. `rate` computes it from
+/// operations and seconds. A worker that finds an error reports it and returns.
 pub(crate) fn run(
     common: &Common,
     waiter: &Waiter,
@@ -23,13 +23,13 @@ pub(crate) fn run(
     let failed = OnceLock::new();
     let work = |_: usize, control: &Control| {
         if let Err(error) = worker(control) {
-            // There is one worker, which fails once.
+            // There is one worker, which fails at most once.
             let _ = failed.set(error);
         }
     };
     let total = timed::run(&common.schedule(vec![]), 1, waiter, work, |tick| {
         match tick {
-            // Why it does nothing any more is said below.
+            // The reason is reported below.
             Tick::Interval { .. } if failed.get().is_some() => Err(Error::Stopped),
             Tick::Interval { t_s, length_s, ops } => {
                 let rate = rate(ops, length_s);

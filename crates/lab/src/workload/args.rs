@@ -1,4 +1,4 @@
-//! Arguments that all workloads share, and how a program ends.
+//! Common arguments of all workloads, and the exit of a program.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use super::Error;
 use super::timed::Schedule;
 use super::wait::Waiter;
 
-/// The longest timed phase: a year.
+/// Maximum length of the timed phase: a year.
 const SECONDS_MAX: f64 = 366.0 * 86_400.0;
 
 /// Arguments of every workload.
@@ -34,7 +34,7 @@ pub struct Common {
 }
 
 impl Common {
-    /// The schedule, with changes of the hot set at `shifts_at`.
+    /// The schedule; the hot set changes at `shifts_at`.
     pub(crate) fn schedule(&self, shifts_at: Vec<Duration>) -> Schedule {
         Schedule {
             duration: self.duration,
@@ -70,7 +70,7 @@ pub fn run_program<A: Parser>(run: impl FnOnce(&A) -> Result<(), Error>) -> Exit
                 ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
             ) =>
         {
-            // Help that cannot be written has no one to be told to.
+            // If the help text cannot be written, there is no one to tell.
             let _ = error.print();
             return ExitCode::SUCCESS;
         }
@@ -92,7 +92,7 @@ pub fn run_program<A: Parser>(run: impl FnOnce(&A) -> Result<(), Error>) -> Exit
     }
 }
 
-/// The first paragraph of a parser's message as one line.
+/// Joins the first paragraph of a parser's message into one line.
 fn one_line(message: &str) -> String {
     let paragraph = message.split("\n\n").next().unwrap_or_default();
     paragraph.split_whitespace().collect::<Vec<_>>().join(" ")

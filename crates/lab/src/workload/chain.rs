@@ -1,4 +1,4 @@
-//! One random cycle through all cache lines of a region.
+//! A random cycle through all cache lines of a region.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -10,8 +10,8 @@ pub(crate) const LINE_WORDS: usize = 8;
 /// Links the cache lines of `words` into one random cycle: the first word of each line holds the
 /// index of the first word of the next line.
 ///
-/// Sattolo's algorithm, in place: it yields a permutation of a single cycle, each with the same
-/// probability, and needs no memory beside the region.
+/// Uses Sattolo's algorithm in place: every permutation with a single cycle has equal probability, and no further
+/// memory is needed.
 pub(crate) fn link(words: &[AtomicU64], rng: &mut Rng) {
     let lines = words.len() / LINE_WORDS;
     let next_of = |line: usize| &words[line * LINE_WORDS];
@@ -25,7 +25,7 @@ pub(crate) fn link(words: &[AtomicU64], rng: &mut Rng) {
     }
 }
 
-/// Follows the cycle `hops` times from the word `at`; returns where it ends.
+/// Follows the cycle for `hops` steps from the word `at`; returns the last index.
 #[inline]
 pub(crate) fn follow(words: &[AtomicU64], mut at: u64, hops: u64) -> u64 {
     for _ in 0..hops {

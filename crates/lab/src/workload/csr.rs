@@ -1,51 +1,51 @@
-//! A Kronecker graph as arrays of neighbours, and two kernels over it.
+//! A Kronecker graph as adjacency arrays, and two kernels on it.
 //!
 //! # Problem
-//! Graph programs read a large array of edges once and a small array of vertices all the time: memory
-//! with a hot part that nobody placed.
+//! Graph programs read a large array of edges occasionally and a small array of vertices constantly. Their memory has a
+//! natural hot part.
 //!
 //! # Approach
-//! Edges follow the Graph500 generator (initiator 0.57, 0.19, 0.19, 0.05) with shuffled vertices. They
-//! are made twice from the same seed, first to count, then to store, so that no list of edges is kept
-//! beside the graph.
+//! Edges follow the Graph500 generator (initiator 0.57, 0.19, 0.19, 0.05) with shuffled vertices. They are generated
+//! twice from one seed, first to count and then to store. No separate list of edges is needed.
 //!
 //! # Properties
 //! - Each edge is stored at both of its ends.
-//! - A search from any vertex of a component reaches the same vertices over the same edges.
+//! - Searches from any two vertices of a component reach the same vertices and edges.
 //! - Ranks add up to one.
 
 use super::rng::{Rng, scale};
 
-/// The initiator's first three quarters, in 65536ths.
+/// The initiator's first three quadrants, in 65536ths.
 const QUARTERS: [u64; 3] = [37_356, 12_452, 12_452];
 
-/// A vertex that no search has reached.
+/// Marks a vertex that no search has reached.
 const UNREACHED: u32 = u32::MAX;
 
-/// Share of a rank that follows edges.
+/// Damping factor of PageRank.
 const DAMPING: f32 = 0.85;
 
 /// An undirected graph.
 pub(crate) struct Csr {
-    /// Where each vertex's neighbours begin; one more at the end.
+    /// Start of each vertex's neighbours; the last entry is the total.
     offsets: Vec<u64>,
     neighbours: Vec<u32>,
 }
 
-/// What a search has found.
+/// The result of a search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Found {
-    /// Vertices that were reached.
+    /// Number of vertices reached.
     pub(crate) vertices: u64,
-    /// Edges that were looked at.
+    /// Number of edges examined.
     pub(crate) edges: u64,
 }
 
 impl Csr {
-    /// A graph of `2^scale` vertices with `factor` edges for each. `go_on` is asked now and then.
+    /// A graph of `2^scale` vertices with `factor` edges each. `go_on` is called at intervals and may stop the
+    /// construction.
     ///
     /// # Errors
-    /// The first one of `go_on`.
+    /// The first error of `go_on`.
     pub(crate) fn kronecker<E>(
         scale: u32,
         factor: u32,
@@ -78,12 +78,12 @@ impl Csr {
         })
     }
 
-    /// Vertices, connected or not.
+    /// Number of vertices, connected or not.
     pub(crate) fn vertices(&self) -> u32 {
         (self.offsets.len() - 1) as u32
     }
 
-    /// Where the vertices' own arrays would lie first: the address and bytes of the edges.
+    /// Address and size of the edges.
     pub(crate) fn edges_memory(&self) -> (u64, u64) {
         let bytes = size_of_val(&self.neighbours[..]) as u64;
         (self.neighbours.as_ptr() as u64, bytes)
@@ -94,7 +94,7 @@ impl Csr {
         &self.neighbours[self.offsets[vertex] as usize..self.offsets[vertex + 1] as usize]
     }
 
-    /// A vertex with the most neighbours among a few at random: one of the large component.
+    /// The vertex with most neighbours among a few random ones, which is in the large component.
     pub(crate) fn source(&self, rng: &mut Rng) -> u32 {
         let candidates = (0..64).map(|_| scale(rng.next(), self.vertices().into()) as u32);
         candidates
@@ -102,8 +102,8 @@ impl Csr {
             .unwrap_or(0)
     }
 
-    /// Searches breadth first from `source`. `done` hears how many edges were looked at, and whether
-    /// to go on; a search that was cut off has no result.
+    /// Searches breadth-first from `source`. `done` receives the number of edges examined, and returns whether to
+    /// continue. An interrupted search has no result.
     pub(crate) fn search(
         &self,
         source: u32,
@@ -138,7 +138,7 @@ impl Csr {
         })
     }
 
-    /// One step of PageRank over all edges; returns what the ranks add up to.
+    /// Runs one step of PageRank over all edges; returns the sum of the ranks.
     pub(crate) fn rank(
         &self,
         ranks: &mut Vec<f32>,
@@ -173,7 +173,7 @@ impl Csr {
     }
 }
 
-/// Calls `edge` with both ends of every edge; loops are left out.
+/// Calls `edge` with both ends of every edge, except loops.
 fn for_edges<E>(
     scale: u32,
     factor: u32,
@@ -211,7 +211,7 @@ fn for_edges<E>(
     Ok(())
 }
 
-/// Another vertex for each: a bijection, so that hubs do not lie side by side.
+/// A permutation of vertices, so that hubs are not adjacent.
 fn shuffled(vertex: u32, scale: u32) -> u32 {
     let mask = (1u32 << scale) - 1;
     let mut x = vertex;

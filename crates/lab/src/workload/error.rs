@@ -1,19 +1,19 @@
-//! Why a workload ends early.
+//! Errors of workloads.
 
 use std::io;
 
-/// Why a workload cannot run or ended early.
+/// The reason that a workload cannot run or ended early.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Arguments that make no sense together.
+    /// Contradictory arguments.
     #[error("{0}")]
     Arguments(String),
-    /// The system refused something.
+    /// A system call failed.
     #[error("{what}: {source}")]
     System {
-        /// The attempt, and how to repair it where that is known.
+        /// The operation, and a hint if there is one.
         what: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// Standard input ended while `--hold` waited for a line.
@@ -24,16 +24,16 @@ pub enum Error {
     Corrupt {
         /// Words checked.
         words: u64,
-        /// Wrong words, plus one when the updates do not add up.
+        /// Wrong words, plus one if updates are missing.
         errors: u64,
     },
-    /// A kernel's result that differs from what it was before.
+    /// A kernel's result differs from an earlier one.
     #[error("{0}: memory lost data")]
     Wrong(String),
-    /// A server that says what it should not.
+    /// A server sent an unexpected answer.
     #[error("the server {0}")]
     Server(String),
-    /// SIGTERM or SIGINT came: not a failure.
+    /// A SIGTERM or SIGINT arrived, which is not a failure.
     #[error("stopped by a signal")]
     Stopped,
 }
@@ -47,7 +47,7 @@ impl Error {
         }
     }
 
-    /// The exit code that says this: 2 for wrong arguments, 0 for a wanted stop, else 1.
+    /// The exit code: 2 for wrong arguments, 0 for a requested stop, otherwise 1.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Arguments(_) => 2,

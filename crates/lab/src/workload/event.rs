@@ -1,4 +1,4 @@
-//! What a workload says while it runs: for people, or one JSON object a line.
+//! Events of a running workload, as text or as one JSON object per line.
 
 use std::io::{self, Write};
 
@@ -22,24 +22,24 @@ pub enum Event {
         /// Its length.
         hot_bytes: u64,
     },
-    /// A store has been filled; the timed phase comes next.
+    /// The store is loaded; the timed phase comes next.
     Loaded {
-        /// Keys in it.
+        /// Number of keys.
         keys: u64,
-        /// Bytes of each value.
+        /// Bytes per value.
         value_bytes: u64,
     },
-    /// An interval of the timed phase ended.
+    /// An interval of the timed phase has ended.
     Interval {
         /// Seconds since the start of the timed phase, as measured.
         t_s: f64,
-        /// Operations in the interval.
+        /// Number of operations in the interval.
         ops: u64,
-        /// How fast they were.
+        /// Their speed.
         #[serde(flatten)]
         rate: Rate,
     },
-    /// The hot set jumped.
+    /// The hot set has moved.
     Shift {
         /// Seconds since the start of the timed phase.
         t_s: f64,
@@ -48,27 +48,27 @@ pub enum Event {
         /// Its length.
         hot_bytes: u64,
     },
-    /// The timed phase is over.
+    /// The timed phase has ended.
     Done {
-        /// Seconds it took.
+        /// Its length, seconds.
         t_s: f64,
-        /// Operations in all.
+        /// Total number of operations.
         ops: u64,
-        /// The mean over the phase.
+        /// Mean speed over the phase.
         #[serde(flatten)]
         rate: Rate,
     },
-    /// Every word was checked.
+    /// All words were verified.
     Verified {
         /// Words checked.
         words: u64,
-        /// Wrong words, plus one when updates are missing.
+        /// Wrong words, plus one if updates are missing.
         errors: u64,
     },
 }
 
 impl Event {
-    /// [`Self::Ready`] with an array that is hot as a whole.
+    /// [`Self::Ready`] with an array that is entirely hot.
     pub(crate) fn all_hot(start: u64, bytes: u64) -> Self {
         Self::Ready {
             start,
@@ -79,30 +79,30 @@ impl Event {
     }
 }
 
-/// How fast operations were.
+/// Speed of operations.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rate {
-    /// Millions of operations a second (gups).
+    /// Millions of operations per second (gups).
     Mops(f64),
-    /// Mean nanoseconds of an operation (memlat).
+    /// Mean nanoseconds per operation (memlat).
     LatencyNs(f64),
-    /// Requests a second (forks, kvload).
+    /// Requests per second (forks, kvload).
     RequestsPerS(f64),
 }
 
 impl Rate {
-    /// `ops` operations in `length_s` seconds, as a throughput.
+    /// Throughput of `ops` operations in `length_s` seconds.
     pub(crate) fn mops(ops: u64, length_s: f64) -> Self {
         Self::Mops(ops as f64 / length_s.max(1e-9) / 1e6)
     }
 
-    /// `ops` requests in `length_s` seconds.
+    /// Request rate of `ops` requests in `length_s` seconds.
     pub(crate) fn requests(ops: u64, length_s: f64) -> Self {
         Self::RequestsPerS(ops as f64 / length_s.max(1e-9))
     }
 
-    /// `ops` operations one after the other in `length_s` seconds, as a latency; 0 without any.
+    /// Latency of `ops` successive operations in `length_s` seconds; 0 without operations.
     pub(crate) fn latency_ns(ops: u64, length_s: f64) -> Self {
         Self::LatencyNs(if ops == 0 {
             0.0
@@ -113,7 +113,7 @@ impl Rate {
 }
 
 impl Rate {
-    /// What it is told in.
+    /// The unit of the figure.
     pub(crate) fn unit(self) -> Unit {
         match self {
             Self::Mops(_) => Unit::MOPS,
@@ -129,7 +129,7 @@ impl Rate {
         }
     }
 
-    /// Of workloads side by side, together; nothing where one of them says nothing, and where they have no sum.
+    /// The sum over parallel workloads; none if one of them has no figure, or if figures cannot be added.
     pub(crate) fn sum(rates: &[Option<Self>]) -> Option<Self> {
         let add = |sum: Option<Self>, rate: Option<Self>| match (sum?, rate?) {
             (Self::Mops(a), Self::Mops(b)) => Some(Self::Mops(a + b)),
@@ -182,7 +182,7 @@ impl std::fmt::Display for Event {
     }
 }
 
-/// Writes events to standard output, each at once.
+/// Writes events to standard output without buffering.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Output {
     /// JSON lines instead of text.

@@ -1,7 +1,7 @@
-//! forks: a server that answers each request in a child process of its own.
+//! forks: a server that answers each request in its own child process.
 //!
-//! A child reads words of the server's table at random, which it shares, writes memory of its own and ends. So
-//! processes come and go by the hundred, none long enough to be worth moving.
+//! A child reads random words of the server's table, which it shares, writes its own memory and exits. Hundreds of
+//! processes come and go, each too short-lived to be worth migrating.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -16,10 +16,10 @@ use super::timed::Control;
 use super::wait::Waiter;
 use super::{Error, Size, alone};
 
-/// Bytes between two words that a child writes: each page once.
+/// Words between two writes of a child: one per page.
 const PAGE_WORDS: usize = 4096 / size_of::<u64>();
 
-/// What a child's exit says: it has read what was written.
+/// Exit code of a child that has read correct words.
 const RIGHT: libc::c_int = 0;
 const WRONG: libc::c_int = 1;
 
@@ -40,7 +40,7 @@ pub struct Forks {
     common: Common,
 }
 
-/// Runs forks as its arguments say. An operation is a request.
+/// Runs forks with these arguments. An operation is a request.
 pub fn run(args: &Forks) -> Result<(), Error> {
     let output = Output {
         json: args.common.json,
@@ -64,12 +64,12 @@ pub fn run(args: &Forks) -> Result<(), Error> {
     })
 }
 
-/// What a word of the table has.
+/// The content of a word of the table.
 fn value(seed: u64, index: usize) -> u64 {
     mix(seed ^ index as u64)
 }
 
-/// Answers requests until the phase ends, or a child finds something wrong.
+/// Answers requests until the phase ends, or a child finds an error.
 fn serve(
     args: &Forks,
     table: &[AtomicU64],
@@ -79,13 +79,13 @@ fn serve(
     let mut request = 0u64;
     while control.stage().is_some() {
         request += 1;
-        // SAFETY: the child does nothing but read and write memory and end, which is safe after a fork in a
-        // process with several threads.
+        // SAFETY: the child only reads and writes memory and exits, which is safe after a fork in a multi-threaded
+        // process.
         match unsafe { libc::fork() } {
             -1 => return Err(Error::last_os("cannot fork")),
             0 => {
                 let found = answer(args, table, scratch, request);
-                // SAFETY: ends the child at once, without the parent's destructors.
+                // SAFETY: exits the child at once, without the parent's destructors.
                 unsafe { libc::_exit(found) }
             }
             child => match wait_for(child)? {
@@ -101,7 +101,7 @@ fn serve(
     Ok(())
 }
 
-/// A child's work. Allocates nothing: another thread of the parent may have held the allocator's lock.
+/// A child's work. It must not allocate, as another thread of the parent may have held the allocator's lock.
 fn answer(args: &Forks, table: &[AtomicU64], scratch: &[AtomicU64], request: u64) -> libc::c_int {
     let seed = args.common.seed;
     for word in scratch.iter().step_by(PAGE_WORDS) {
@@ -117,11 +117,11 @@ fn answer(args: &Forks, table: &[AtomicU64], scratch: &[AtomicU64], request: u64
     RIGHT
 }
 
-/// How a child has ended: its exit code, or 128 and the signal.
+/// A child's result: its exit code, or 128 plus the signal.
 fn wait_for(child: libc::pid_t) -> Result<libc::c_int, Error> {
     let mut status = 0;
     loop {
-        // SAFETY: waits for a child of ours and writes to a word of ours.
+        // SAFETY: waits for our own child and writes to our own word.
         match unsafe { libc::waitpid(child, &raw mut status, 0) } {
             -1 if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => {}
             -1 => return Err(Error::last_os("cannot wait for a child")),

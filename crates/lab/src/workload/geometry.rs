@@ -1,27 +1,27 @@
-//! Where in the array the hot set lies, before and after its jump.
+//! Position of the hot set in the array, before and after its jump.
 
 use std::ops::Range;
 
 use super::{Error, Size};
 
-/// The hot set jumps to a multiple of this: the size of a huge page on x86-64.
+/// Alignment of the hot set after its jump: the size of a huge page on x86-64.
 pub(crate) const JUMP_ALIGN_BYTES: u64 = 2 << 20;
 
-/// The array's hot sets, as byte offsets into it.
+/// The array's hot sets, as byte offsets.
 ///
-/// The first lies at the array's start, or at its end when `reverse` is asked for. The second, to
-/// which `--shift-at` jumps, begins at `(size - hot) / 2` rounded down to 2 MiB: the middle of the
-/// array. The two never overlap. With `--phase` there is one for each phase, all at one edge.
+/// The first hot set lies at the array's start, or with `reverse` at its end. The second, to which `--shift-at` jumps,
+/// begins at `(size - hot) / 2` rounded down to 2 MiB: the middle of the array. They never overlap. With `--phase`,
+/// there is one hot set per phase, all at one end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Geometry {
-    /// Bytes in the array.
+    /// Size of the array, bytes.
     pub(crate) size: u64,
-    /// The hot set in the order of time: one range, or several when it changes.
+    /// The hot sets in order of time.
     pub(crate) hot: Vec<Range<u64>>,
 }
 
 impl Geometry {
-    /// Lays out the hot sets; refuses what does not fit.
+    /// Computes the hot sets; refuses sizes that do not fit.
     pub(crate) fn new(size: Size, hot: Size, reverse: bool, shift: bool) -> Result<Self, Error> {
         if hot.bytes == 0 || hot.bytes > size.bytes {
             return Err(Error::Arguments(format!(
@@ -50,7 +50,7 @@ impl Geometry {
         })
     }
 
-    /// Hot sets of these sizes, one after the other.
+    /// Hot sets of these sizes, in order of time.
     pub(crate) fn resized(size: Size, hot: &[Size], reverse: bool) -> Result<Self, Error> {
         let hot = hot.iter().map(|&hot| {
             let Self { hot, .. } = Self::new(size, hot, reverse, false)?;
@@ -117,7 +117,7 @@ mod tests {
             let (size, hot) = (Size { bytes: size_kib << 10 }, Size { bytes: hot_kib << 10 });
             let fits = hot_kib > 0 && hot_kib <= size_kib;
             let Ok(g) = Geometry::new(size, hot, reverse, shift) else {
-                // Only what is too tight is refused.
+                // Only layouts without enough space are refused.
                 prop_assert!(!fits || (shift && size.bytes < 3 * hot.bytes + 2 * JUMP_ALIGN_BYTES));
                 return Ok(());
             };

@@ -1,7 +1,7 @@
-//! graph: searches or ranks a Kronecker graph, again and again.
+//! graph: repeated searches or ranking of a Kronecker graph.
 //!
-//! The edges are read once in a while, what is kept of vertices all the time. Every search of a
-//! component must find what the first one found, and ranks must add up to one.
+//! Edges are read occasionally, data of vertices constantly. Every search of a component must match the first one, and
+//! ranks must add up to one.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -14,14 +14,14 @@ use super::rng::Rng;
 use super::wait::Waiter;
 use super::{Error, alone};
 
-/// How far the sum of all ranks may be from one: they are kept with 24 bits.
+/// Maximum error of the sum of all ranks, which have 24 bits of precision.
 const SUM_ERROR_MAX: f64 = 0.01;
 
 /// Breadth-first searches or PageRank of a Kronecker graph
 #[derive(Debug, Clone, Parser)]
 #[command(name = "graph", version)]
 pub struct Graph {
-    /// What to do
+    /// Operation on the graph
     #[arg(value_enum)]
     kernel: Kernel,
     /// The graph has two to this many vertices
@@ -34,7 +34,7 @@ pub struct Graph {
     common: Common,
 }
 
-/// What is done with the graph.
+/// The operation on the graph.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Kernel {
     /// Breadth-first searches from vertices at random
@@ -43,14 +43,14 @@ enum Kernel {
     Pagerank,
 }
 
-/// Runs graph as its arguments say. An operation is an edge that is looked at.
+/// Runs graph with these arguments. An operation is an examined edge.
 pub fn run(args: &Graph) -> Result<(), Error> {
     let output = Output {
         json: args.common.json,
     };
     let waiter = Waiter::new()?;
     let graph = Csr::kronecker(args.scale, args.factor, args.common.seed, || waiter.check())?;
-    // What every search touches is touched before the timed phase, behind the edges.
+    // Memory of searches is touched before the timed phase, after the edges.
     let (mut parents, mut queue) = (vec![], vec![]);
     let (mut ranks, mut shares) = (vec![], vec![]);
     let mut rng = Rng::new(args.common.seed, 1);

@@ -1,8 +1,8 @@
 //! gups: random 8-byte updates of an array with a hot set.
 //!
-//! With the probability `--weight` an update goes to a random word of the hot set, else to a
-//! random word of the rest. The array is populated in address order, so that first touch fills
-//! the fast node with its start; `--reverse` puts the hot set at the end, where it hurts.
+//! With probability `--weight`, an update goes to a random word of the hot set, otherwise to a random word of the rest.
+//! The array is populated in address order, so first touch fills the fast node with its start. `--reverse` puts the hot
+//! set at the end, the worst case.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
@@ -20,12 +20,12 @@ use super::wait::Waiter;
 use super::words::{Check, Share, WORD_BYTES, fresh, hot_below, updated};
 use super::{Error, Size, SizeError};
 
-/// Words handled between two looks for a signal while populating and checking: 2 MiB.
+/// Words processed between two signal checks while populating and verifying: 2 MiB.
 const CHUNK_WORDS: u64 = (2 << 20) / WORD_BYTES;
 
 const THREADS_MAX: i64 = 1024;
 
-/// How often a thread that is idle looks whether it still is.
+/// Interval at which an idle thread checks whether it is still idle.
 const NAP: Duration = Duration::from_millis(100);
 
 /// Random 8-byte updates with a hot set
@@ -64,19 +64,19 @@ pub struct Gups {
     common: Common,
 }
 
-/// The hot set has another size from some moment on, or the threads are idle.
+/// A phase: the hot set has another size, or the threads are idle.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Phase {
     at: Duration,
     hot: Option<Size>,
 }
 
-/// Runs gups as its arguments say.
+/// Runs gups with these arguments.
 pub fn run(args: &Gups) -> Result<(), Error> {
     let geometry = if args.phases.is_empty() {
         Geometry::new(args.size, args.hot, args.reverse, args.shift_at.is_some())?
     } else {
-        // The hot set of an idle phase is that of the one before.
+        // An idle phase keeps the hot set of the phase before.
         let later = args.phases.iter().scan(args.hot, |hot, phase| {
             *hot = phase.hot.unwrap_or(*hot);
             Some(*hot)
@@ -137,7 +137,7 @@ pub fn run(args: &Gups) -> Result<(), Error> {
     Ok(())
 }
 
-/// When the hot set changes.
+/// Times at which the hot set changes.
 fn shifts_at(args: &Gups) -> Result<Vec<Duration>, Error> {
     let shifts_at: Vec<Duration> = match args.shift_at {
         Some(at) => vec![at],
@@ -156,7 +156,7 @@ fn shifts_at(args: &Gups) -> Result<Vec<Duration>, Error> {
     Ok(shifts_at)
 }
 
-/// For each thread its share of the words while each hot set is hot.
+/// Each thread's words, for each hot set.
 fn shares(geometry: &Geometry, threads: u64) -> Result<Vec<Vec<Share>>, Error> {
     let in_words = |hot: &Range<u64>| hot.start / WORD_BYTES..hot.end / WORD_BYTES;
     let shares: Vec<Vec<Share>> = (0..threads)
@@ -174,7 +174,7 @@ fn shares(geometry: &Geometry, threads: u64) -> Result<Vec<Vec<Share>>, Error> {
     Ok(shares)
 }
 
-/// Writes every word once: the placed hot sets first, then all others in address order.
+/// Writes every word once: placed hot sets first, then all others in address order.
 fn populate(
     region: &Region,
     geometry: &Geometry,
@@ -189,7 +189,7 @@ fn populate(
             fill(region, hot, args.common.seed, waiter)?;
         }
     }
-    // What is populated already is written again: the same words, no new pages.
+    // Populated words are written again with the same values, which adds no pages.
     fill(region, &(0..geometry.size), args.common.seed, waiter)
 }
 
@@ -217,7 +217,7 @@ fn check(region: &Region, seed: u64, waiter: &Waiter) -> Result<Check, Error> {
     Ok(check)
 }
 
-/// Calls `work` for one chunk of `words` after the other, unless a signal comes.
+/// Calls `work` for each chunk of `words` in turn, until a signal arrives.
 fn for_chunks(
     words: Range<u64>,
     waiter: &Waiter,
@@ -230,7 +230,7 @@ fn for_chunks(
     Ok(())
 }
 
-/// One thread's updates until the phase ends.
+/// Runs one thread's updates until the phase ends.
 fn update(region: &Region, args: &Gups, thread: usize, shares: &[Share], control: &Control) {
     let words = region.words();
     let hot_below = hot_below(args.weight);
@@ -245,7 +245,7 @@ fn update(region: &Region, args: &Gups, thread: usize, shares: &[Share], control
         }
         let share = &shares[stage];
         for _ in 0..BATCH {
-            // No other thread owns this word: a load and a store lose no update.
+            // No other thread owns this word, so a load and a store lose no update.
             let word = &words[share.pick(&mut rng, hot_below) as usize];
             word.store(updated(word.load(Relaxed)), Relaxed);
         }

@@ -1,7 +1,7 @@
-//! kvload: loads a key-value store, then asks it for keys with a hot set.
+//! kvload: loads a key-value store, then sends requests with a hot set of keys.
 //!
-//! With the probability `--weight` a request goes to one of the hot keys, which were loaded last.
-//! Every value that comes back is checked.
+//! With probability `--weight`, a request goes to one of the hot keys, which were loaded last. Every returned value is
+//! verified.
 
 use std::io::{self, BufReader, Write};
 use std::net::{Ipv4Addr, TcpStream};
@@ -18,10 +18,10 @@ use super::wait::Waiter;
 use super::words::hot_below;
 use super::{Error, Size, alone};
 
-/// How long a store may take for an answer.
+/// Time limit of an answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
-/// Largest value: requests are held in memory.
+/// Maximum value size, as requests are held in memory.
 const VALUE_BYTES_MAX: u64 = 1 << 20;
 
 /// Loads a key-value store, then asks it for keys with a hot set
@@ -63,7 +63,7 @@ fn share(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Runs kvload as its arguments say. An operation is a request with its answer.
+/// Runs kvload with these arguments. An operation is a request with its answer.
 pub fn run(args: &KvLoad) -> Result<(), Error> {
     if !(8..=VALUE_BYTES_MAX).contains(&args.value.bytes) {
         return Err(Error::Arguments("--value: from 1KiB to 1MiB".into()));
@@ -104,7 +104,7 @@ enum Request {
     Set(u64),
 }
 
-/// A request at random.
+/// A random request.
 fn pick(args: &KvLoad, rng: &mut Rng) -> Request {
     let hot = ((args.keys as f64 * args.hot).round() as u64).clamp(1, args.keys);
     let cold = args.keys - hot;
@@ -162,7 +162,7 @@ impl Client {
         })
     }
 
-    /// Sends all requests, then reads and checks all answers.
+    /// Sends all requests, then reads and verifies all answers.
     fn ask(&mut self, requests: &[Request]) -> io::Result<()> {
         self.requests.clear();
         for request in requests {

@@ -1,7 +1,7 @@
 //! memlat: the mean latency of dependent loads.
 //!
-//! Idle memory (`--cold`) is touched first, so that it takes the fast node; then a region is
-//! linked into one random cycle of cache lines, and followed.
+//! Idle memory (`--cold`) is touched first and takes the fast node. Then a region is linked into one random cycle of
+//! cache lines, which the program follows.
 
 use std::hint::black_box;
 use std::ops::Range;
@@ -18,7 +18,7 @@ use super::timed::{self, BATCH, Tick};
 use super::wait::Waiter;
 use super::{Error, Size};
 
-/// Words in the smallest page: touching one of each populates all.
+/// Words of the smallest page: touching one word of each populates all pages.
 const PAGE_WORDS: usize = 4096 / 8;
 
 /// Mean latency of a random pointer chase
@@ -38,7 +38,7 @@ pub struct Memlat {
     common: Common,
 }
 
-/// Runs memlat as its arguments say.
+/// Runs memlat with these arguments.
 pub fn run(args: &Memlat) -> Result<(), Error> {
     if args.size.bytes == 0 {
         return Err(Error::Arguments("--size must be above 0".into()));
@@ -94,13 +94,13 @@ fn all(region: &Region) -> Range<u64> {
     0..size_of_val(region.words()) as u64
 }
 
-/// Touches every page of these bytes of a region in address order, unless a signal comes.
+/// Touches every page of these bytes of a region in address order, until a signal arrives.
 pub(super) fn touch(region: &Region, bytes: &Range<u64>, waiter: &Waiter) -> Result<(), Error> {
     let [start, end] = [bytes.start, bytes.end].map(|byte| byte as usize / size_of::<u64>());
     for chunk in region.words()[start..end].chunks(PAGE_WORDS * 512) {
         waiter.check()?;
         for page in chunk.chunks(PAGE_WORDS) {
-            // Not zero: a page of zeroes is one that a system may share or drop.
+            // Not zero, since a system may share or drop pages of zeroes.
             page[0].store(1, Relaxed);
         }
     }

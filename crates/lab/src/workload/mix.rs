@@ -1,5 +1,5 @@
-//! mix: parts of memory that are used in different ways, at once or in turn, as a scenario's
-//! `[workload]` of that kind says.
+//! mix: parts of memory with different access patterns, at once or in turn, as in a scenario's `[workload]` of that
+//! kind.
 
 use std::hint::black_box;
 use std::str::FromStr;
@@ -21,7 +21,7 @@ use super::{Error, memlat};
 /// Words in a cache line.
 const LINE_WORDS: usize = Course::LINE as usize / size_of::<u64>();
 
-/// Runs in a part between two looks at the clock.
+/// Runs in a part between two checks of the clock.
 const RUNS: usize = 16;
 
 /// Parts of memory that are used in different ways
@@ -42,7 +42,7 @@ pub struct Mix {
     common: Common,
 }
 
-/// A scenario's parameters, checked.
+/// Validated parameters of a scenario.
 #[derive(Debug, Clone)]
 struct Parameters(scenario::Mix);
 
@@ -56,10 +56,10 @@ impl FromStr for Parameters {
     }
 }
 
-/// Where the parts lie in the region.
+/// Positions of the parts in the region.
 struct Layout {
     course: Course,
-    /// Of each part, words from the region's start.
+    /// Start of each part, in words from the region's start.
     starts: Vec<usize>,
 }
 
@@ -78,7 +78,7 @@ impl Layout {
         }
     }
 
-    /// The hot sets at the beginning, bytes from the region's start.
+    /// The initial hot sets, in bytes from the region's start.
     fn hot(&self) -> Vec<std::ops::Range<u64>> {
         let parts = self.starts.iter().zip(&self.course.parts);
         let hot = parts.filter(|(_, part)| part.hot_bytes > 0);
@@ -89,7 +89,7 @@ impl Layout {
         .collect()
     }
 
-    /// The hot set, where there is one, and it stays.
+    /// The hot set, if there is one that never moves; otherwise empty.
     fn lasting_hot_set(&self) -> std::ops::Range<u64> {
         let stays = |part: &scenario::Stretch| !part.moves();
         match self.hot().as_slice() {
@@ -101,7 +101,7 @@ impl Layout {
     }
 }
 
-/// Runs mix as its arguments say. An operation is an access.
+/// Runs mix with these arguments. An operation is an access.
 pub fn run(args: &Mix) -> Result<(), Error> {
     let output = Output {
         json: args.common.json,
@@ -147,7 +147,7 @@ pub fn run(args: &Mix) -> Result<(), Error> {
     args.common.wait_if_held(&waiter)
 }
 
-/// One thread's accesses until the phase ends.
+/// Runs one thread's accesses until the phase ends.
 fn access(
     region: &Region,
     layout: &Layout,

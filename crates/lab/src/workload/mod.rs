@@ -1,8 +1,8 @@
-//! Workload programs: what runs in the guest while somebody manages its memory tiers.
+//! Workload programs, which run in the guest under a memory tiering system.
 //!
-//! The programs are thin; everything they do is here. All follow one course: map and populate
-//! memory, say `ready`, run the timed phase with one report an interval, say `done`. They know
-//! nothing of tiers, except that `--place-hot` binds the hot set of gups and memlat to a node.
+//! The programs are thin wrappers of this module. All map and populate memory, report `ready`, run the timed phase with
+//! one report per interval, and report `done`. They know nothing of tiers, except that `--place-hot` binds the hot set
+//! of gups and memlat to a node.
 
 mod alone;
 mod args;

@@ -1,4 +1,4 @@
-//! Anonymous memory whose placement and order of first touch we decide.
+//! Anonymous memory with controlled placement and first touch.
 
 use std::io;
 use std::ops::Range;
@@ -8,15 +8,15 @@ use demeter_policy::NodeId;
 
 use super::Error;
 
-/// A region begins at a multiple of this: the size of a huge page on x86-64.
+/// Alignment of a region: the size of a huge page on x86-64.
 const ALIGN_BYTES: usize = 2 << 20;
 
-/// What mbind(2) binds: whole pages of this size.
+/// Page size of mbind(2).
 const PAGE_BYTES: u64 = 4096;
 
-/// A private anonymous mapping, aligned to 2 MiB, not touched yet.
+/// An untouched private anonymous mapping, aligned to 2 MiB.
 ///
-/// It is seen as words that several threads may read and write. Huge pages are left to the system.
+/// It is accessed as words shared by several threads. The system decides on huge pages.
 pub(crate) struct Region {
     base: *mut libc::c_void,
     mapped_bytes: usize,
@@ -24,7 +24,7 @@ pub(crate) struct Region {
     words: usize,
 }
 
-// SAFETY: the mapping belongs to the region alone and is only seen as atomics.
+// SAFETY: only the region owns the mapping, and it is only accessed as atomics.
 unsafe impl Sync for Region {}
 
 impl Region {
@@ -33,7 +33,7 @@ impl Region {
         let too_large = || Error::Arguments(format!("{bytes} bytes cannot be mapped"));
         let bytes = usize::try_from(bytes).map_err(|_| too_large())?;
         let mapped_bytes = bytes.checked_add(ALIGN_BYTES).ok_or_else(too_large)?;
-        // SAFETY: a new anonymous mapping at an address of the kernel's choice.
+        // SAFETY: a new anonymous mapping at an address that the kernel chooses.
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -50,7 +50,7 @@ impl Region {
             )));
         }
         let padding = base.align_offset(ALIGN_BYTES);
-        // SAFETY: the padding is below ALIGN_BYTES, by which the mapping is longer than asked.
+        // SAFETY: the padding is below ALIGN_BYTES, the extra length of the mapping.
         let first = unsafe { base.byte_add(padding) }.cast::<AtomicU64>();
         Ok(Self {
             base,
@@ -72,8 +72,8 @@ impl Region {
         unsafe { std::slice::from_raw_parts(self.first, self.words) }
     }
 
-    /// Has pages of the byte offsets `range` (widened to whole pages) come from `node` by
-    /// preference, when they are touched: mbind(2) with MPOL_PREFERRED.
+    /// Sets the preferred node of the byte offsets `range` (widened to whole pages) for first touch: mbind(2) with
+    /// MPOL_PREFERRED.
     pub(crate) fn prefer_node(&self, range: &Range<u64>, node: u32) -> Result<(), Error> {
         if node >= u64::BITS {
             return Err(Error::Arguments(format!(
@@ -90,14 +90,13 @@ impl Region {
     }
 }
 
-/// Says where the pages of a range of ours come from when they are touched: mbind(2) with `mode`, to
-/// one of the nodes from 0 to 63.
+/// Sets the node for the first touch of a range of our memory: mbind(2) with `mode`, for a node from 0 to 63.
 pub(crate) fn bind(start: u64, bytes: u64, node: NodeId, mode: libc::c_int) -> io::Result<()> {
     let mask = 1u64
         .checked_shl(node.0)
         .ok_or(io::ErrorKind::InvalidInput)?;
-    // SAFETY: mbind reads one word of mask and changes no memory, only where pages come from. The
-    // kernel takes one bit less than `maxnode` says.
+    // SAFETY: mbind reads one word of mask and changes only page placement, not memory. The kernel uses one bit less
+    // than `maxnode`.
     let done = unsafe {
         libc::syscall(
             libc::SYS_mbind,
@@ -117,7 +116,7 @@ pub(crate) fn bind(start: u64, bytes: u64, node: NodeId, mode: libc::c_int) -> i
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: unmaps exactly what `map` mapped; no borrow of the words outlives `self`.
+        // SAFETY: unmaps exactly the mapping of `map`; no borrow of the words outlives `self`.
         unsafe { libc::munmap(self.base, self.mapped_bytes) };
     }
 }

@@ -1,4 +1,4 @@
-//! Sizes as people write them: `800MiB`.
+//! Sizes in human notation: `800MiB`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,19 +10,19 @@ pub struct Size {
     pub bytes: u64,
 }
 
-/// Units, the largest first.
+/// Units, largest first.
 const UNITS: [(&str, u64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
 
-/// Why a text is no size.
+/// The reason that a text is not a size.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SizeError {
-    /// No unit, or one that we do not know.
+    /// The unit is missing or unknown.
     #[error("needs a unit: KiB, MiB or GiB, as in 800MiB")]
     Unit,
-    /// What stands before the unit is no whole number.
+    /// The part before the unit is not an integer.
     #[error("needs a whole number before the unit, as in 800MiB")]
     Number,
-    /// More bytes than an address can say.
+    /// The number of bytes exceeds 64 bits.
     #[error("is too large")]
     TooLarge,
 }

@@ -1,14 +1,13 @@
-//! What is said to a key-value store, and what it must answer: Redis' protocol (RESP 2) and
-//! memcached's text protocol.
+//! Protocols of key-value stores: Redis' protocol (RESP 2) and memcached's text protocol.
 
 use std::io::{self, BufRead, Read, Write};
 
 use clap::ValueEnum;
 
-/// Longest line that a store may answer with.
+/// Maximum line length of an answer.
 const LINE_BYTES_MAX: u64 = 4096;
 
-/// How to speak to a store.
+/// The protocol of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Protocol {
     /// Redis, and what speaks as it does
@@ -18,7 +17,7 @@ pub(crate) enum Protocol {
 }
 
 impl Protocol {
-    /// Asks for a key's value.
+    /// Requests a key's value.
     pub(crate) fn ask_get(self, to: &mut impl Write, key: &str) -> io::Result<()> {
         match self {
             Self::Redis => write!(to, "*2\r\n$3\r\nGET\r\n${}\r\n{key}\r\n", key.len()),
@@ -26,7 +25,7 @@ impl Protocol {
         }
     }
 
-    /// Asks to store a value.
+    /// Requests to store a value.
     pub(crate) fn ask_set(self, to: &mut impl Write, key: &str, value: &[u8]) -> io::Result<()> {
         let (key_bytes, bytes) = (key.len(), value.len());
         match self {
@@ -40,10 +39,10 @@ impl Protocol {
         to.write_all(b"\r\n")
     }
 
-    /// Reads the answer to a get into `value`, which must have the length that was stored.
+    /// Reads the answer to a get into `value`, which must have the stored length.
     ///
     /// # Errors
-    /// When the store says anything else, or nothing.
+    /// When the answer is anything else, or missing.
     pub(crate) fn got(
         self,
         from: &mut impl BufRead,
@@ -67,7 +66,7 @@ impl Protocol {
     /// Reads the answer to a set.
     ///
     /// # Errors
-    /// When the store says anything else, or nothing.
+    /// When the answer is anything else, or missing.
     pub(crate) fn was_set(self, from: &mut impl BufRead) -> io::Result<()> {
         expect(
             from,
@@ -79,7 +78,7 @@ impl Protocol {
     }
 }
 
-/// Reads a line that must be this one.
+/// Reads a line that must equal `line`.
 fn expect(from: &mut impl BufRead, line: &str) -> io::Result<()> {
     let mut said = vec![];
     from.take(LINE_BYTES_MAX).read_until(b'\n', &mut said)?;
@@ -132,7 +131,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a server says, reading its answer ends.
+        /// For any data from a server, reading its answer terminates.
         #[test]
         fn any_answer_is_read_or_refused(answer: Vec<u8>, bytes in 0usize..20) {
             for protocol in [Protocol::Redis, Protocol::Memcached] {

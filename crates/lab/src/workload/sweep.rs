@@ -1,7 +1,6 @@
-//! sweep: a large array is read from its start to its end, again and again.
+//! sweep: reads a large array from start to end in a loop.
 //!
-//! No part of it is hotter than another, so whoever manages memory should leave it alone. Each pass
-//! must find what the first one found.
+//! All parts are equally hot, so a memory manager should leave it alone. Each pass must match the first one.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -16,7 +15,7 @@ use super::timed::{BATCH, Control};
 use super::wait::Waiter;
 use super::{Error, Size, alone};
 
-/// Words handled between two looks for a signal while populating: 2 MiB.
+/// Words processed between two signal checks while populating: 2 MiB.
 const CHUNK_WORDS: usize = (2 << 20) / 8;
 
 /// A large array, read from its start to its end again and again
@@ -33,7 +32,7 @@ pub struct Sweep {
     common: Common,
 }
 
-/// Runs sweep as its arguments say. An operation is a cache line of 64 bytes.
+/// Runs sweep with these arguments. An operation is a cache line of 64 bytes.
 pub fn run(args: &Sweep) -> Result<(), Error> {
     let output = Output {
         json: args.common.json,
@@ -60,7 +59,7 @@ pub fn run(args: &Sweep) -> Result<(), Error> {
     })
 }
 
-/// Sweeps until the phase ends, or a pass finds something else than `expected`.
+/// Sweeps until the phase ends, or the sum of a pass differs from `expected`.
 fn sweep(words: &[AtomicU64], write: bool, expected: u64, control: &Control) -> Result<(), Error> {
     loop {
         let mut sum = 0u64;

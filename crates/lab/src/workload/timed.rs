@@ -1,4 +1,4 @@
-//! The timed phase: workers that count operations, and a reporter that wakes once an interval.
+//! The timed phase: workers that count operations, and a reporter that wakes once per interval.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -7,46 +7,46 @@ use super::Error;
 use super::event::{Event, Output, Rate};
 use super::wait::Waiter;
 
-/// Operations a worker does between two looks at [`Control`].
+/// Operations of a worker between two checks of [`Control`].
 pub(crate) const BATCH: u64 = 1024;
 
 const STOP: u32 = u32::MAX;
 
-/// When the phase ends and what happens on the way.
+/// Schedule of a timed phase.
 #[derive(Debug, Clone)]
 pub(crate) struct Schedule {
     /// Length of the phase.
     pub(crate) duration: Duration,
-    /// Time between two reports.
+    /// Interval of reports.
     pub(crate) interval: Duration,
-    /// When [`Control::stage`] rises by one, since the start; ascending.
+    /// Times at which [`Control::stage`] is incremented, since the start; ascending.
     pub(crate) shifts_at: Vec<Duration>,
 }
 
-/// What a worker shares with the reporter.
+/// State shared between workers and the reporter.
 pub(crate) struct Control {
     stage: AtomicU32,
     ops: Vec<PaddedCounter>,
 }
 
-/// A counter that has its cache line for itself.
+/// A counter with its own cache line.
 #[derive(Default)]
 #[repr(align(64))]
 struct PaddedCounter(AtomicU64);
 
 impl Control {
-    /// The stage of the phase: 0, one more after each shift; `None` when it is over.
+    /// The stage of the phase: 0, plus one after each shift; `None` when it has ended.
     pub(crate) fn stage(&self) -> Option<usize> {
         let stage = self.stage.load(Relaxed);
         (stage != STOP).then_some(stage as usize)
     }
 
-    /// Says that `worker` has done one more batch. Only that worker may say so.
+    /// Counts a batch of `worker`. Only that worker may call this.
     pub(crate) fn batch_done(&self, worker: usize) {
         self.done(worker, BATCH);
     }
 
-    /// Says that `worker` has done so many more operations. Only that worker may say so.
+    /// Counts operations of `worker`. Only that worker may call this.
     pub(crate) fn done(&self, worker: usize, count: u64) {
         let ops = &self.ops[worker].0;
         ops.store(ops.load(Relaxed) + count, Relaxed);
@@ -57,10 +57,10 @@ impl Control {
     }
 }
 
-/// Something the reporter tells.
+/// An event from the reporter.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Tick {
-    /// An interval ended.
+    /// An interval has ended.
     Interval {
         /// Seconds since the start of the phase.
         t_s: f64,
@@ -69,7 +69,7 @@ pub(crate) enum Tick {
         /// Operations since the last report.
         ops: u64,
     },
-    /// The stage rose.
+    /// The stage was incremented.
     Shift {
         /// The new stage.
         stage: usize,
@@ -78,19 +78,19 @@ pub(crate) enum Tick {
     },
 }
 
-/// The whole phase.
+/// Totals of the whole phase.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Total {
-    /// Seconds it really took.
+    /// Its actual length, seconds.
     pub(crate) t_s: f64,
-    /// Operations done, to the last one.
+    /// Number of operations, including the last one.
     pub(crate) ops: u64,
     /// Whether a signal ended it early.
     pub(crate) stopped: bool,
 }
 
 impl Total {
-    /// Says `done`. A phase that a signal has ended is an error thereafter.
+    /// Reports `done`. Then fails if a signal has ended the phase.
     pub(crate) fn say_done(self, output: Output, rate: Rate) -> Result<(), Error> {
         let Self { t_s, ops, stopped } = self;
         output.say(&Event::Done { t_s, ops, rate })?;
@@ -98,8 +98,8 @@ impl Total {
     }
 }
 
-/// Runs `worker(number, control)` in `threads` threads until the schedule ends, a signal comes or
-/// `report` fails. A worker returns when [`Control::stage`] is `None`.
+/// Runs `worker(number, control)` in `threads` threads until the schedule ends, a signal arrives or `report` fails. A
+/// worker must return when [`Control::stage`] is `None`.
 pub(crate) fn run(
     schedule: &Schedule,
     threads: usize,
@@ -199,7 +199,7 @@ mod tests {
             Ok(())
         })
         .unwrap();
-        // 20, the shifts at 25 and 30, 40, and the short last one; 70 never comes.
+        // 20, the shifts at 25 and 30, 40, and the short last one; 70 is never reached.
         assert!(
             matches!(
                 ticks[..],

@@ -1,22 +1,22 @@
-//! Waiting for a time, for a line on standard input, or for a signal to stop.
+//! Waits for a time, a line on standard input, or a stop signal.
 
 use std::io;
 use std::time::Instant;
 
 use super::Error;
 
-/// The longest line that `--hold` takes.
+/// Maximum length of a line for `--hold`.
 const LINE_BYTES_MAX: usize = 4096;
 
-/// Turns SIGTERM and SIGINT into something that can be waited for beside time and input.
+/// Receives SIGTERM and SIGINT in a waitable form, besides time and input.
 pub(crate) struct Waiter {
     signals: libc::c_int,
 }
 
 impl Waiter {
-    /// Blocks both signals in this thread and those it starts from now on.
+    /// Blocks both signals in this thread and all threads that it starts later.
     pub(crate) fn new() -> Result<Self, Error> {
-        // SAFETY: plain calls on a set that lives on this stack.
+        // SAFETY: plain calls on a signal set on this stack.
         let signals = unsafe {
             let mut set = std::mem::zeroed();
             libc::sigemptyset(&mut set);
@@ -31,7 +31,7 @@ impl Waiter {
         Ok(Self { signals })
     }
 
-    /// Waits until `deadline`; [`Error::Stopped`] when a signal comes first.
+    /// Waits until `deadline`; [`Error::Stopped`] if a signal arrives first.
     pub(crate) fn until(&self, deadline: Instant) -> Result<(), Error> {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -44,12 +44,12 @@ impl Waiter {
         }
     }
 
-    /// [`Error::Stopped`] when a signal has come.
+    /// [`Error::Stopped`] if a signal has arrived.
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.poll(None, 0).map(drop)
     }
 
-    /// Waits for one line on standard input and takes nothing beyond it.
+    /// Waits for one line on standard input, and reads nothing after it.
     pub(crate) fn line(&self) -> Result<(), Error> {
         for _ in 0..LINE_BYTES_MAX {
             while !self.poll(Some(libc::STDIN_FILENO), -1)? {}
@@ -74,7 +74,7 @@ impl Waiter {
             events: libc::POLLIN,
             revents: 0,
         };
-        // poll(2) passes over negative descriptors.
+        // poll(2) ignores negative descriptors.
         let mut fds = [entry(self.signals), entry(input.unwrap_or(-1))];
         // SAFETY: two initialized entries.
         if unsafe { libc::poll(fds.as_mut_ptr(), 2, timeout_ms) } < 0 {
@@ -96,7 +96,7 @@ impl Waiter {
 
 impl Drop for Waiter {
     fn drop(&mut self) {
-        // SAFETY: the descriptor is ours and used nowhere else.
+        // SAFETY: we own the descriptor, and no other code uses it.
         unsafe { libc::close(self.signals) };
     }
 }

@@ -1,8 +1,8 @@
-//! What gups keeps in a word, and which words a thread owns.
+//! Content of gups's words, and their assignment to threads.
 //!
-//! A word is 8 bytes: in its upper half a tag that follows from its index and the seed, in its
-//! lower half a counter of the updates it took, wrapping. A page that was lost, zeroed or put in
-//! another's place shows as wrong tags; a stale copy shows as missing updates.
+//! A word has 8 bytes. The upper half is a tag, computed from its index and the seed. The lower half counts its
+//! updates, wrapping. A page that was lost, zeroed or swapped shows as wrong tags. A stale copy shows as missing
+//! updates.
 
 use std::ops::Range;
 
@@ -13,30 +13,30 @@ pub(crate) const WORD_BYTES: u64 = 8;
 
 const COUNTER_MASK: u64 = 0xffff_ffff;
 
-/// The word of `index` before any update.
+/// The word at `index` before any update.
 #[inline]
 pub(crate) fn fresh(index: u64, seed: u64) -> u64 {
-    // One multiplication: this also runs for every word when memory is populated under emulation.
+    // Only one multiplication, as this runs for every word when memory is populated under emulation.
     (index ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) & !COUNTER_MASK
 }
 
-/// The word after one more update: the tag stays, the counter wraps.
+/// The word after one more update: the tag is kept, the counter wraps.
 #[inline]
 pub(crate) fn updated(word: u64) -> u64 {
     (word & !COUNTER_MASK) | (word.wrapping_add(1) & COUNTER_MASK)
 }
 
-/// The result of checking words.
+/// The result of verifying words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Check {
-    /// Words looked at.
+    /// Number of words checked.
     pub(crate) words: u64,
     wrong: u64,
     updates: u32,
 }
 
 impl Check {
-    /// Checks one word.
+    /// Adds one word.
     #[inline]
     pub(crate) fn add(&mut self, index: u64, seed: u64, word: u64) {
         self.words += 1;
@@ -44,29 +44,28 @@ impl Check {
         self.updates = self.updates.wrapping_add((word & COUNTER_MASK) as u32);
     }
 
-    /// Wrong words, plus one when the counters do not add up to `updates` (modulo 2^32).
+    /// Number of wrong words, plus one if the counters do not add up to `updates` (modulo 2^32).
     pub(crate) fn errors(&self, updates: u64) -> u64 {
         self.wrong + u64::from(self.updates != updates as u32)
     }
 }
 
-/// The words that one of several threads owns: those whose index is `thread` modulo `threads`, so
-/// that no two threads ever write one word, yet each reaches all parts of the hot set.
+/// The words of one of several threads: those whose index is `thread` modulo `threads`. Each word has one writer, and
+/// each thread reaches all parts of the hot set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Share {
     thread: u64,
     threads: u64,
     /// Owned words in the hot set, as positions among the owned words.
     hot: Range<u64>,
-    /// Owned words in all.
+    /// Total number of owned words.
     owned: u64,
 }
 
 impl Share {
-    /// The share of `thread` of `threads` in an array of `words` words that is hot in `hot`
-    /// (indices of words).
+    /// The words of `thread` of `threads`, in an array of `words` words with the hot set `hot` (indices of words).
     pub(crate) fn new(thread: u64, threads: u64, words: u64, hot: &Range<u64>) -> Self {
-        // How many of the indices below `end` the thread owns.
+        // Number of indices below `end` that the thread owns.
         let below = |end: u64| (end + threads - 1 - thread) / threads;
         Self {
             thread,
@@ -76,14 +75,13 @@ impl Share {
         }
     }
 
-    /// The number of owned words in the hot set.
+    /// Number of owned words in the hot set.
     pub(crate) fn hot_words(&self) -> u64 {
         self.hot.end - self.hot.start
     }
 
-    /// The index of an owned word: in the hot set when the low half of a random number is below
-    /// `hot_below`, else outside it. The hot set must hold an owned word; when nothing else does,
-    /// every word is hot.
+    /// Picks an owned word. It is in the hot set if the low half of a random number is below `hot_below`, otherwise
+    /// outside. The hot set must contain an owned word. If no owned word lies outside, every word is hot.
     #[inline]
     pub(crate) fn pick(&self, rng: &mut Rng, hot_below: u64) -> u64 {
         let random = rng.next();
@@ -134,7 +132,7 @@ mod tests {
             let mut check = Check::default();
             check.add(a, seed, fresh(b, seed));
             check.add(a, seed, 0);
-            // Tags have 32 bits: neighbours always differ, far words nearly always.
+            // Tags have 32 bits: neighbours always differ, distant words nearly always.
             let same_tag = fresh(a, seed) == fresh(b, seed);
             let zero_tag = fresh(a, seed) == 0;
             prop_assert_eq!(check.errors(0), u64::from(!same_tag) + u64::from(!zero_tag));

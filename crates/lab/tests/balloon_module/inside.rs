@@ -1,4 +1,4 @@
-//! What happens in the VM.
+//! The part of the test in the VM.
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -14,23 +14,23 @@ use demeter_guest::balloon::conformance::{self, conforms};
 use demeter_guest::balloon::{Balloon, LiveBalloon, Stop};
 use demeter_policy::{BLOCK_SIZE, ByteCount, GuestPhysAddr, MIB, NodeId, PAGE_SIZE};
 
-/// Where the module lies in the VM.
+/// Path of the module in the VM.
 pub const MODULE: &str = "/demeter_balloon.ko";
 
-/// The argument of a child that takes all memory that there is.
+/// The argument of a child that takes all available memory.
 pub const EAT: &str = "eat-all-memory";
 
 const ROUNDS: u64 = 100;
 
 const NODES: [NodeId; 2] = [NodeId(0), NodeId(1)];
 
-/// What a hundred rounds may cost: slabs that grew, this program's heap.
+/// Allowed loss over a hundred rounds: slabs that grew, and this program's heap.
 const LOST_MAX: u64 = 4 * MIB;
 
-/// Words in the kernel's log that mean a bug.
+/// Words in the kernel's log that indicate a bug.
 const SPLATS: [&str; 5] = ["BUG:", "WARNING:", "Oops", "general protection", "Bad page"];
 
-/// Runs everything, says what came of it on the console and turns the VM off.
+/// Runs all tests, prints the verdict on the console and powers the VM off.
 pub fn first_process() -> ! {
     let verdict = catch_unwind(|| {
         mount_all().unwrap();
@@ -62,7 +62,7 @@ fn everything() {
     no_splat();
 }
 
-/// Loads, holds, gives back some or nothing, unloads.
+/// Loads the module, holds memory, returns some or none, and unloads it.
 fn hundred_rounds() {
     let before = free();
     for round in 0..ROUNDS {
@@ -89,7 +89,7 @@ fn hundred_rounds() {
             let error = unload().unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "it is open");
         }
-        // What is held outlives whoever asked for it.
+        // Held memory outlives the process that requested it.
         let listed = conformance::list(&mut balloon, NODES[0]);
         drop(balloon);
         assert_eq!(conformance::list(&mut open(), NODES[0]), listed);
@@ -145,10 +145,10 @@ fn given_ranges_are_given_back(balloon: &mut LiveBalloon) {
     conformance::deflate(balloon, node, 1 << 40);
 }
 
-/// The host knows held pages by address: memory that they lie in cannot be taken offline.
+/// The host identifies held pages by address, so their memory cannot be taken offline.
 fn memory_that_is_held_stays_online(balloon: &mut LiveBalloon) {
     let node = NODES[1];
-    // So much that it reaches below the last block, which has a hole and never goes.
+    // Reaches below the last block, which has a hole and is never removed.
     let (held, _) = conformance::inflate(balloon, node, 3 * memory_block_bytes());
     let block = held[0].start.0 / memory_block_bytes();
     let state = format!("/sys/devices/system/memory/memory{block}/state");
@@ -158,7 +158,7 @@ fn memory_that_is_held_stays_online(balloon: &mut LiveBalloon) {
     conformance::deflate(balloon, node, 1 << 40);
 }
 
-/// Says how fast it is; whether that is fast enough depends on what it is compared with.
+/// Prints the speed; the reader judges whether it is fast enough.
 fn rates(balloon: &mut LiveBalloon) {
     let bytes = 384 * MIB;
     let gib_per_s =
@@ -184,7 +184,7 @@ fn bad_calls_are_refused() {
         .open("/dev/demeter_balloon")
         .unwrap();
     let call = |request: u64, argument: &mut [u64]| {
-        // SAFETY: no request of the driver takes more than the 64 bytes that are there.
+        // SAFETY: requests of the driver use at most the 64 bytes that exist.
         let failed = unsafe { libc::ioctl(device.as_raw_fd(), request, argument.as_mut_ptr()) } < 0;
         failed.then(|| io::Error::last_os_error().raw_os_error().unwrap())
     };
@@ -195,7 +195,7 @@ fn bad_calls_are_refused() {
     let ranges = buffer.as_mut_ptr() as u64;
     let word = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
     for (request, mut argument, errno) in [
-        // Unknown flags, half a page, no room for ranges, too much room, a node that is not there.
+        // Unknown flags, half a page, no capacity for ranges, too large a capacity, a missing node.
         (
             inflate,
             [word(0, 6), 4096, ranges, word(1, 0), 0, 0, 0, 0],
@@ -231,7 +231,7 @@ fn bad_calls_are_refused() {
             [word(0, 0), 4096, ranges, word(1, 0), 0, word(0, 1), 0, 0],
             libc::EINVAL,
         ),
-        // Backwards, and from within a page.
+        // A reversed range, and one that starts within a page.
         (
             deflate,
             [word(0, 0), 4096, 8192, 4096, 0, 0, 0, 0],
@@ -245,7 +245,7 @@ fn bad_calls_are_refused() {
         (list, [word(0, 0), ranges, 0, 0, 0, 0, 0, 0], libc::EINVAL),
         (list, [word(9, 64), ranges, 0, 0, 0, 0, 0, 0], libc::ENODEV),
         (ioc(3, 8, 77), [0; 8], libc::ENOTTY),
-        // Memory of somebody else.
+        // Memory of another owner.
         (
             inflate,
             [word(0, 0), 4096, u64::MAX << 47, word(1, 0), 0, 0, 0, 0],
@@ -258,7 +258,7 @@ fn bad_calls_are_refused() {
             "{request:#x} {argument:x?}"
         );
     }
-    // The last one holds a page that could not be told; a list tells it.
+    // The last range has a page that could not be reported; a list reports it.
     let mut balloon = open();
     assert_eq!(
         conformance::sum(&conformance::list(&mut balloon, NODES[0])),
@@ -293,7 +293,7 @@ fn what_is_allowed_goes_when_memory_runs_out(mut balloon: LiveBalloon) {
     );
 }
 
-/// Takes memory until the kernel kills this process.
+/// Allocates memory until the kernel kills this process.
 pub fn eat() -> ! {
     fs::write("/proc/self/oom_score_adj", "1000").unwrap();
     let mut eaten: Vec<Vec<u8>> = vec![];
@@ -335,8 +335,7 @@ fn open() -> LiveBalloon {
     LiveBalloon::open(Path::new("/")).unwrap()
 }
 
-/// Free bytes of the nodes, with those that lie on the CPUs' own lists (tens of MiB, because blocks
-/// lie there, too).
+/// Free bytes of the nodes, including the per-CPU lists (tens of MiB, because these hold blocks as well).
 fn free() -> [u64; 2] {
     let text = fs::read_to_string("/proc/zoneinfo").unwrap();
     let mut pages = [0; 2];
@@ -360,8 +359,7 @@ fn pages(ranges: &[GpaRange]) -> impl Iterator<Item = u64> {
         .flat_map(|r| r.start.0 / PAGE_SIZE..(r.start.0 + r.bytes.0) / PAGE_SIZE)
 }
 
-/// Whether the kernel marks a page as one without content of its own (KPF_OFFLINE in
-/// linux/kernel-page-flags.h).
+/// Whether the kernel marks a page as having no content (KPF_OFFLINE in linux/kernel-page-flags.h).
 fn is_offline(page: u64) -> bool {
     const KPF_OFFLINE: u64 = 1 << 23;
     let mut flags = [0; 8];
@@ -408,11 +406,11 @@ fn is_readable(fd: BorrowedFd<'_>) -> bool {
     unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
 }
 
-/// The kernel has complained about nothing so far.
+/// Checks that the kernel's log has no complaint so far.
 fn no_splat() {
     const SYSLOG_ACTION_READ_ALL: libc::c_int = 3;
     let mut log = vec![0u8; 1 << 20];
-    // SAFETY: the buffer is ours and as long as told.
+    // SAFETY: we own the buffer, and its length is correct.
     let length = unsafe {
         libc::klogctl(
             SYSLOG_ACTION_READ_ALL,

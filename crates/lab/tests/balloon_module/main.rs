@@ -1,6 +1,5 @@
-//! The balloon driver in a real kernel: this program boots a VM in which it is itself the first
-//! process, loads and unloads the module there a hundred times, and looks at everything that it
-//! does.
+//! Tests the balloon driver in a real kernel. The program boots a VM in which it is the init process, loads and unloads
+//! the module a hundred times, and checks its actions.
 
 #[path = "../console/mod.rs"]
 mod console;
@@ -11,10 +10,10 @@ use std::time::Duration;
 
 use demeter_lab::Lab;
 
-/// What the VM says when everything holds.
+/// The VM's output when all checks pass.
 const VERDICT: &str = "balloon_module: everything holds";
 
-/// How long the VM may take on a slow machine.
+/// Time limit of the VM on a slow machine.
 const LIMIT: Duration = Duration::from_secs(600);
 
 fn main() -> ExitCode {
@@ -24,7 +23,7 @@ fn main() -> ExitCode {
     if std::env::args().nth(1).as_deref() == Some(inside::EAT) {
         inside::eat();
     }
-    // cargo's runner asks what there is.
+    // cargo's runner asks for the list of tests.
     if std::env::args().any(|arg| arg == "--list") {
         println!("balloon_module: test");
         return ExitCode::SUCCESS;

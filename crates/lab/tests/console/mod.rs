@@ -1,4 +1,4 @@
-//! A VM in which the test program itself is the first process, and what its console showed.
+//! A VM with the test program as its init process, and its console output.
 
 use std::fs;
 use std::path::Path;
@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use demeter_lab::{Initramfs, Lab, dies_with_this_thread};
 
-/// Boots a VM with these options of the emulator, and waits for its end for `limit` at most. Its file system has this program
-/// as `init`, and `files` beside it; `append` follows on the kernel's command line. Returns the output of its console.
+/// Boots a VM with these emulator options, and waits at most `limit` for its end. Its file system has this program as
+/// `init`, and `files`. `append` extends the kernel's command line. Returns the console output.
 pub fn boot(
     lab: &Lab,
     options: &[String],
@@ -50,7 +50,7 @@ pub fn boot(
     while vm.try_wait().unwrap().is_none() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(200));
     }
-    // Fails only when it has ended, which is as well.
+    // Fails only if it has exited already.
     let _ = vm.kill();
     let _ = vm.wait();
     String::from_utf8_lossy(&fs::read(&console).unwrap_or_default()).into_owned()

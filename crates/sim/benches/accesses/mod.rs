@@ -1,24 +1,24 @@
-//! What the benchmarks of the access loop run.
+//! Access patterns of the access loop benchmarks.
 
 use std::time::Duration;
 
 use demeter_policy::{ByteCount, GuestVirtAddr, MIB};
 use demeter_sim::{Access, Testbed};
 
-/// Accesses that are generated beforehand and run again and again.
+/// Number of accesses, generated in advance and run repeatedly.
 pub const ACCESSES: usize = 1 << 21;
 
-/// Accesses to a memory of so many bytes.
+/// A benchmark case: accesses to a memory of a given size.
 pub struct Case {
-    /// What it is called.
+    /// Its name.
     pub name: &'static str,
-    /// All of the memory.
+    /// Size of the memory.
     pub size: ByteCount,
-    /// In order.
+    /// The accesses in order.
     pub accesses: Vec<Access>,
 }
 
-/// All cases; large footprints need some hundred MiB.
+/// All cases; large footprints need some hundred MiB of memory.
 pub fn cases() -> Vec<Case> {
     let case = |name, bytes, accesses: fn(u64) -> Vec<Access>| Case {
         name,
@@ -33,7 +33,7 @@ pub fn cases() -> Vec<Case> {
     ]
 }
 
-/// Time that this thread has had a CPU for: what else runs on this computer does not count.
+/// CPU time of this thread, which excludes other load on the computer.
 pub fn cpu_time() -> Duration {
     let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     let nanoseconds = stat.split(' ').next().and_then(|ns| ns.parse().ok());
@@ -51,7 +51,7 @@ impl Rng {
     }
 }
 
-/// Random 8-byte updates: a load and a store each. `hot`: seven of eight go to the first 1/128.
+/// Random 8-byte updates, a load and a store each. With `hot`, seven of eight go to the first 1/128.
 fn updates(bytes: u64, hot: bool) -> Vec<Access> {
     let mut rng = Rng(88172645463325252);
     let mut accesses = Vec::with_capacity(ACCESSES);

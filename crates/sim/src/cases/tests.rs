@@ -93,7 +93,7 @@ fn cases_come_in_order_with_what_was_published_about_them() {
         ]
     );
     assert_eq!(result.cases[2].systems[0].series.len(), 1);
-    // In the third, Linux has no time to begin.
+    // In the third case, Linux has no time to start tiering.
     for case in &result.cases[..2] {
         assert_eq!(case.systems[0].mgmt_cpu_s, Some(0.0));
         assert!(case.systems[1].mgmt_cpu_s > Some(0.0));
@@ -101,7 +101,7 @@ fn cases_come_in_order_with_what_was_published_about_them() {
     let two = &result.cases[1].systems;
     let ratio = two[0].mean().unwrap() / two[1].mean().unwrap();
     assert_eq!(result.published[0].ours, Some(ratio));
-    // Nobody ran it.
+    // This system was not run.
     assert_eq!(result.published[1].ours, None);
 }
 
@@ -142,7 +142,7 @@ fn a_system_runs_under_each_of_its_settings_and_the_best_is_shown() {
     let mut names = [linux, other].map(|s| s.settings.clone().unwrap());
     names.sort_unstable();
     assert_eq!(names, ["as it is", "large watermarks"]);
-    // They make a difference.
+    // The settings make a difference.
     assert!(linux.mean() > other.mean());
     assert_eq!(linux.repeats.unwrap().runs, 2);
 }

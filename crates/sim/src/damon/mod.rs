@@ -1,25 +1,24 @@
-//! DAMON, the kernel's monitor of data accesses, as Linux 6.12 has it: a kdamond looks at the accessed bits
-//! of a process's memory or of a node.
+//! A model of DAMON, the kernel's access monitor, as in Linux 6.12. A kdamond samples accessed bits of a process's
+//! memory or of a node.
 //!
 //! # Problem
-//! The kernel wants to know which memory is used how much, for little.
+//! The kernel needs to know how often memory is accessed, at low cost.
 //!
 //! # Approach
-//! Memory is taken apart into regions ([`regions`]). Each sampling interval a page of each region is taken
-//! by chance and its accessed bit is cleared; an interval later the bit tells whether the page was accessed.
-//! After so many looks an aggregation ends: whoever is interested takes the counts.
+//! Memory is divided into regions ([`regions`]). In each sampling interval, the accessed bit of a random page in each
+//! region is cleared. An interval later, the bit tells whether the page was accessed. After a number of samples an
+//! aggregation ends, and clients read the counts.
 //!
-//! The bit is cleared without a flush. While a TLB has a page's translation no access sets the bit again, so
-//! that the page looks untouched: nothing here is done for that, it follows from the model of the TLB.
+//! The bit is cleared without a flush. While a TLB holds a page's translation, no access sets the bit again, so the
+//! page appears idle. No code here models that effect: it follows from the model of the TLB.
 //!
-//! Each look takes time of the virtual CPU where the kdamond runs. All looks of an interval come at once.
+//! Each sample takes time on the kdamond's virtual CPU. All samples of an interval are taken together.
 //!
-//! Left out: mappings that change while a kdamond is on, and the two bits in which the kernel keeps what
-//! DAMON took from a page for reclaim.
+//! Not modelled: mappings that change while a kdamond runs, and the two page flags in which the kernel preserves
+//! accessed bits for reclaim.
 //!
 //! # Properties
-//! - A page that is accessed in every interval, and is in no TLB, is found by every look; one that is not
-//!   accessed by none.
+//! - A page that is accessed in every interval, and is in no TLB, is found by every sample; an idle page by none.
 //! - Clearing an accessed bit invalidates no translation.
 
 mod regions;
@@ -35,20 +34,20 @@ use crate::machine::ledger::Cause;
 use crate::machine::radix::{Address, Entry, PageSize};
 pub(crate) use regions::{Bounds, Region};
 
-/// How a kdamond looks.
+/// Sampling parameters of a kdamond.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Attrs {
-    /// From clearing an accessed bit to looking at it.
+    /// Interval between clearing an accessed bit and reading it.
     pub(crate) sample_ps: u64,
-    /// Looks that make an aggregation.
+    /// Samples per aggregation.
     pub(crate) looks: u32,
-    /// Regions that there may be.
+    /// Limits of regions.
     pub(crate) bounds: Bounds,
 }
 
-/// Addresses that a kdamond can watch.
+/// Addresses that a kdamond can monitor.
 pub(crate) trait Watched: Address {
-    /// The entry of the page that holds it, if there is one.
+    /// The entry of the page at this address, if any.
     fn entry(self, guest: &mut Guest) -> Option<(&mut Entry, PageSize)>;
 }
 
@@ -65,22 +64,22 @@ impl Watched for GuestPhysAddr {
     }
 }
 
-/// A kdamond that is on.
+/// A running kdamond.
 #[derive(Debug, Clone)]
 pub(crate) struct Kdamond<A> {
     attrs: Attrs,
     regions: Vec<Region<A>>,
     rng: Rng,
-    /// Regions when they were last split.
+    /// Number of regions at the last split.
     split_at: usize,
-    /// Looks of this aggregation.
+    /// Samples taken in this aggregation.
     looked: u32,
     due_ps: u64,
     spent_ps: u64,
 }
 
 impl<A: Watched> Kdamond<A> {
-    /// Switches one on.
+    /// Starts a kdamond.
     pub(crate) fn start(
         watched: Range<A>,
         attrs: Attrs,
@@ -92,7 +91,7 @@ impl<A: Watched> Kdamond<A> {
         Self::on(regions, attrs, seed, guest, actor)
     }
 
-    /// Switches one on that looks at these regions, in order and disjoint.
+    /// Starts a kdamond with these regions, in order and disjoint.
     pub(crate) fn start_at(
         regions: impl Iterator<Item = Range<A>>,
         attrs: Attrs,
@@ -124,28 +123,28 @@ impl<A: Watched> Kdamond<A> {
         kdamond
     }
 
-    /// When it wants to look.
+    /// Time of the next sample.
     pub(crate) fn due_ps(&self) -> u64 {
         self.due_ps
     }
 
-    /// CPU time that it has taken.
+    /// CPU time used so far.
     pub(crate) fn spent_ps(&self) -> u64 {
         self.spent_ps
     }
 
-    /// What it knows.
+    /// The current regions.
     pub(crate) fn regions(&self) -> &[Region<A>] {
         &self.regions
     }
 
-    /// The same, for one who acts on regions.
+    /// The current regions, mutable.
     pub(crate) fn regions_mut(&mut self) -> &mut Vec<Region<A>> {
         &mut self.regions
     }
 
-    /// Looks whether the pages were accessed. True at the end of an aggregation, before regions count anew:
-    /// [`Self::go_on`] has to follow.
+    /// Reads the sampled accessed bits. Returns true at the end of an aggregation, before counts are reset.
+    /// [`Self::go_on`] must follow.
     pub(crate) fn look(&mut self, guest: &mut Guest, actor: &mut Actor<'_>) -> bool {
         self.at_each(guest, actor, |entry, region| {
             region.accesses += u32::from(entry.is_accessed());
@@ -158,7 +157,7 @@ impl<A: Watched> Kdamond<A> {
         is_end
     }
 
-    /// Goes on to the next look, and after the last one to the next aggregation.
+    /// Continues with the next sample, and after the last sample with the next aggregation.
     pub(crate) fn go_on(&mut self, guest: &mut Guest, actor: &mut Actor<'_>) {
         if self.looked == self.attrs.looks {
             self.looked = 0;
@@ -168,12 +167,12 @@ impl<A: Watched> Kdamond<A> {
         self.clear(guest, actor);
     }
 
-    /// Switches it off: it notices when the interval is over, and has looked once more by then.
+    /// Stops the kdamond. It notices at the end of the interval, after one more sample.
     pub(crate) fn stop(mut self, guest: &mut Guest, actor: &mut Actor<'_>) {
         self.at_each(guest, actor, |_, _| ());
     }
 
-    /// Clears the accessed bit of a page of each region.
+    /// Clears the accessed bit of one page in each region.
     fn clear(&mut self, guest: &mut Guest, actor: &mut Actor<'_>) {
         for region in &mut self.regions {
             let offset = self.rng.below(region.bytes());
@@ -185,7 +184,7 @@ impl<A: Watched> Kdamond<A> {
         self.due_ps = actor.now_ps() + self.attrs.sample_ps;
     }
 
-    /// Visits the page of each region, which is half of a look.
+    /// Visits one page of each region, which is half of a sample.
     fn at_each(
         &mut self,
         guest: &mut Guest,

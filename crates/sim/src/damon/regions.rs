@@ -1,17 +1,18 @@
-//! The regions of a kdamond: how they are laid out, merged and split.
+//! Regions of a kdamond: initial layout, merging and splitting.
 //!
 //! # Problem
-//! Memory has too many pages to look at each. Pages beside each other are often used alike.
+//! Memory has too many pages to sample each. Adjacent pages are often accessed alike.
 //!
 //! # Approach
-//! One page stands for its region. After each aggregation neighbours that were found accessed about as
-//! often become one, up to a size; then each region is split in two (or three) at random, as long as there
-//! are no more than half of the most. If the parts differ, the next merge leaves them apart.
+//! One page represents its region. After each aggregation, adjacent regions with similar access counts are merged, up
+//! to a maximum size. Then each region is split randomly into two (or three) parts, unless there are more than half the
+//! maximum number of regions. If the parts differ, the next merge keeps them apart.
 //!
 //! # Properties
-//! - Regions are sorted and cover just what is watched.
-//! - There are never more than the most, if they were no more at first.
-//! - What differs by more than a tenth of the most that was found stays apart while there is room.
+//! - Regions are sorted and cover exactly the monitored range.
+//! - Their number never exceeds the maximum, if it did not at first.
+//! - Regions whose counts differ by more than a tenth of the highest count stay separate, unless there are too many
+//!   regions.
 
 use std::ops::Range;
 
@@ -19,20 +20,20 @@ use demeter_scenario::rng::Rng;
 
 use crate::machine::radix::Address;
 
-/// Most parts of the most accesses found by which neighbours that become one may differ.
+/// Divisor of the highest access count: the largest difference between regions that merge.
 const ALIKE_PARTS: u32 = 10;
 
-/// What DAMON knows of a range of addresses.
+/// A range of addresses with its access count.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Region<A> {
     pub(crate) range: Range<A>,
-    /// Looks of this aggregation that found it accessed.
+    /// Samples of this aggregation that found it accessed.
     pub(crate) accesses: u32,
-    /// Aggregations for which that has been so.
+    /// Number of aggregations with a stable count.
     pub(crate) age: u64,
-    /// Looks of the last aggregation that found it accessed.
+    /// Samples of the last aggregation that found it accessed.
     pub(super) accesses_before: u32,
-    /// The address that stands for it in this look.
+    /// The sampled address of this interval.
     pub(super) sampled: A,
 }
 
@@ -47,12 +48,12 @@ impl<A: Address> Region<A> {
         }
     }
 
-    /// Its length.
+    /// Its size.
     pub(crate) fn bytes(&self) -> u64 {
         self.range.end.number() - self.range.start.number()
     }
 
-    /// Cuts it after so many bytes; returns the rest.
+    /// Splits the region after `bytes` and returns the rest.
     pub(crate) fn split_off(&mut self, bytes: u64) -> Self {
         let middle = A::of(self.range.start.number() + bytes);
         let rest = Self {
@@ -64,7 +65,7 @@ impl<A: Address> Region<A> {
         rest
     }
 
-    /// Takes the next one in: what is known of both is weighed by their sizes.
+    /// Merges the next region into this one, weighted by size.
     fn join(&mut self, next: &Self) {
         let (a, b) = (u128::from(self.bytes()), u128::from(next.bytes()));
         let mean = |x: u64, y: u64| ((u128::from(x) * a + u128::from(y) * b) / (a + b)) as u64;
@@ -74,7 +75,7 @@ impl<A: Address> Region<A> {
     }
 }
 
-/// How many regions there may be, and their smallest size.
+/// Number of regions, and their minimum size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Bounds {
     pub(crate) least: u64,
@@ -82,7 +83,7 @@ pub(crate) struct Bounds {
     pub(crate) page_bytes: u64,
 }
 
-/// Lays regions of equal size out, as many as are the least; the last one takes what is left over.
+/// Creates the minimum number of regions, of equal size. The last one takes the remainder.
 pub(super) fn lay_out<A: Address>(watched: &Range<A>, bounds: &Bounds) -> Vec<Region<A>> {
     let (start, end) = (watched.start.number(), watched.end.number());
     let bytes = end.saturating_sub(start);
@@ -103,8 +104,7 @@ pub(super) fn lay_out<A: Address>(watched: &Range<A>, bounds: &Bounds) -> Vec<Re
     (0..pieces).map(piece).collect()
 }
 
-/// Ends an aggregation of so many looks: sees which regions have changed, and joins neighbours that are
-/// alike.
+/// Ends an aggregation of `looks` samples: updates ages, and merges similar neighbours.
 pub(super) fn merge<A: Address>(regions: &mut Vec<Region<A>>, looks: u32, bounds: &Bounds) {
     let bytes: u64 = regions.iter().map(Region::bytes).sum();
     let size_max = (bytes / bounds.least.max(1)).max(bounds.page_bytes);
@@ -140,8 +140,8 @@ fn merge_once<A: Address>(regions: &mut Vec<Region<A>>, alike: u32, size_max: u6
     *regions = joined;
 }
 
-/// Begins an aggregation: counts from nothing, and splits regions, if there are few enough. `before` is how
-/// many there were when this was last done.
+/// Starts an aggregation: resets counts, and splits regions if there are few enough. `before` holds the number of
+/// regions at the last split.
 pub(super) fn split<A: Address>(
     regions: &mut Vec<Region<A>>,
     before: &mut usize,
@@ -155,7 +155,7 @@ pub(super) fn split<A: Address>(
     if count as u64 > bounds.most / 2 {
         return;
     }
-    // That nothing has changed may be since the middle differs.
+    // An unchanged count may mean that the middle of regions differs, so split into three.
     let is_stuck = *before == count && (count as u64) < bounds.most / 3;
     *before = count;
     let mut all = Vec::with_capacity(count * 3);
@@ -227,7 +227,7 @@ mod tests {
     fn a_hot_part_is_cut_out_and_alike_neighbours_are_joined() {
         let bounds = bounds(10, 200);
         let hot = BASE + 1000 * PAGE..BASE + 1100 * PAGE;
-        // As often found as a part of it is hot.
+        // A region is found accessed in proportion to its hot part.
         let look = |regions: &mut Vec<Region<GuestVirtAddr>>| {
             for region in regions {
                 let (start, end) = (region.range.start.0, region.range.end.0);
@@ -249,7 +249,7 @@ mod tests {
         let hot_bytes: u64 = regions.iter().filter(is_hot).map(Region::bytes).sum();
         let pages = hot_bytes / PAGE;
         assert!((90..=110).contains(&pages), "{pages} of 100 pages");
-        // Most of the cold memory is in a few regions again.
+        // Most of the cold memory has merged into a few regions.
         assert!(regions.len() < 40, "{} regions", regions.len());
     }
 

@@ -24,7 +24,7 @@ fn attrs(least: u64, looks: u32) -> Attrs {
     }
 }
 
-/// A kdamond over what is mapped, after an aggregation between whose looks `touch` sets bits.
+/// A kdamond over all mapped memory, after one aggregation. `touch` sets bits between its samples.
 fn watch<A: Watched>(
     bench: &mut Bench,
     watched: Range<A>,
@@ -60,7 +60,7 @@ fn what_is_accessed_is_found_by_every_look_and_nothing_else_is() {
     let kdamond = watch(&mut bench, all, attrs(8, 5), set);
     let found: Vec<_> = kdamond.regions().iter().map(|r| r.accesses).collect();
     assert_eq!(found, [5, 5, 0, 0, 0, 0, 0, 0]);
-    // Eight regions, cleared and looked at five times.
+    // Eight regions, each sampled five times.
     let look_ps = bench.act(|_, actor| actor.costs.damon_look_ps);
     assert_eq!(kdamond.spent_ps(), 8 * 5 * look_ps);
 }
@@ -75,7 +75,7 @@ fn a_node_is_watched_by_where_its_pages_are_mapped() {
         let block = demeter_policy::Block(demeter_policy::Block::of(base).0 + b);
         bench.act(|guest, actor| guest.migrate_block(block, TierId::Slow, actor));
     }
-    // What lies in fast memory is used, and does not count.
+    // Memory in the fast node is accessed, but not monitored.
     let set = |guest: &mut Guest| {
         let all = base..GuestVirtAddr(base.0 + 4 * BLOCK_SIZE);
         guest.tables.for_each(all, |_, entry, _| entry.mark(false));
@@ -88,7 +88,7 @@ fn a_node_is_watched_by_where_its_pages_are_mapped() {
     );
 }
 
-/// Looks that find a page accessed which the program loads from in each interval.
+/// Number of samples that find a page accessed, while the program loads from it in each interval.
 fn found_of_five(is_flushed: bool) -> u32 {
     let mut bench = bench();
     let base = bench.map(PAGE);

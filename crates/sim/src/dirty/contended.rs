@@ -1,51 +1,52 @@
-//! What CPUs wait for: the lock of a VM's tables, and the interconnect that carries invalidations.
+//! Shared resources: the lock of a VM's tables, and the interconnect for invalidations.
 
-/// `mmu_lock`. Readers share it, but each changes the line that counts them; a writer has it alone.
+/// A model of `mmu_lock`. Readers share it, but each modifies the cache line with their count. A writer holds it
+/// exclusively.
 ///
-/// Whoever asks is served in the order of the calls.
+/// Requests are served in call order.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Lock {
-    /// Until when the last writer has it.
+    /// Time until which the last writer holds it.
     written_until_ps: u64,
-    /// Until when the last reader has it.
+    /// Time until which the last reader holds it.
     read_until_ps: u64,
-    /// Until when its line is on its way to those who asked before.
+    /// Time until which its cache line is in transit to earlier requesters.
     line_until_ps: u64,
 }
 
 impl Lock {
-    /// When a reader has it who asks at `now_ps` and whose lines take `lines_ps`.
+    /// Time at which a reader gets the lock that it requests at `now_ps`. Its cache lines take `lines_ps`.
     pub fn read(&mut self, now_ps: u64, lines_ps: u64) -> u64 {
         let from_ps = now_ps.max(self.written_until_ps).max(self.line_until_ps);
         self.line_until_ps = from_ps + lines_ps;
         self.line_until_ps
     }
 
-    /// A reader has it until then.
+    /// Lets a reader hold the lock until `ps`.
     pub fn read_until(&mut self, ps: u64) {
         self.read_until_ps = self.read_until_ps.max(ps);
     }
 
-    /// When a writer has it who asks at `now_ps` and whose lines take `lines_ps`.
+    /// Time at which a writer gets the lock that it requests at `now_ps`. Its cache lines take `lines_ps`.
     pub fn write(&mut self, now_ps: u64, lines_ps: u64) -> u64 {
         now_ps.max(self.written_until_ps).max(self.read_until_ps) + lines_ps
     }
 
-    /// The writer has it until then.
+    /// Lets the writer hold the lock until `ps`.
     pub fn written_until(&mut self, ps: u64) {
         self.written_until_ps = self.written_until_ps.max(ps);
     }
 }
 
-/// Carries invalidations to all CPUs (DVM), one after the other. A DSB waits for all that are on their way,
-/// whoever sent them.
+/// The interconnect, which broadcasts invalidations to all CPUs (DVM) one at a time. A DSB waits for all broadcasts in
+/// flight, from any CPU.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Interconnect {
     busy_until_ps: u64,
 }
 
 impl Interconnect {
-    /// When a CPU goes on that sends `count` broadcasts from `now_ps` and waits for each.
+    /// Time at which a CPU has sent `count` broadcasts. It sends them from `now_ps` on and waits for each.
     pub fn broadcast(&mut self, now_ps: u64, count: u64, alone_ps: u64, occupied_ps: u64) -> u64 {
         self.busy_until_ps = self.busy_until_ps.max(now_ps) + count * occupied_ps;
         self.busy_until_ps.max(now_ps + count * alone_ps)
@@ -59,7 +60,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// No two writers, and no reader beside a writer.
+        /// There are never two writers, or a reader and a writer.
         #[test]
         fn a_writer_is_alone(steps in proptest::collection::vec((any::<bool>(), 0u64..50, 1u64..50), 1..60)) {
             let mut lock = Lock::default();
@@ -79,7 +80,7 @@ mod tests {
             }
         }
 
-        /// Each broadcast takes its time of the interconnect, and nobody goes on before his own is done.
+        /// Each broadcast occupies the interconnect, and no CPU continues before its broadcast is complete.
         #[test]
         fn broadcasts_wait_for_each_other(times in proptest::collection::vec(0u64..100, 1..60)) {
             let mut interconnect = Interconnect::default();

@@ -1,4 +1,4 @@
-//! A VM's second-level tables: which pages are mapped, and which may be written.
+//! Second-level tables of a VM: mapped and writable pages.
 
 use std::ops::Range;
 
@@ -7,35 +7,35 @@ use demeter_scenario::rng;
 /// Pages of 4 KiB in a block of 2 MiB.
 pub(super) const PAGES_A_BLOCK: usize = 512;
 
-/// What a page's entry allows; of a block that is whole, what the block's does.
+/// Access rights of a page; an unsplit block's rights apply to all its pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Entry {
-    /// Nothing: any access faults.
+    /// No access; every access faults.
     Absent,
-    /// Loads. A store faults, or is logged by hardware.
+    /// Loads only. A store faults, or is logged by hardware.
     ReadOnly,
-    /// All. The page is dirty.
+    /// All accesses. The page is dirty.
     Writable,
 }
 
-/// All memory of a VM.
+/// The second-level tables of a VM.
 pub(super) struct SecondLevelTables {
     entries: Vec<Entry>,
-    /// Whether a block has a table of pages.
+    /// By block: whether it has a table of pages.
     is_split: Vec<bool>,
-    /// Accesses to a page are stores where its number, mixed, is below this.
+    /// An access to a page is a store if the hash of its number is below this.
     stores_below: u64,
-    /// From one page that a sweep touches to the next.
+    /// Distance in pages between two accesses of a sweep.
     stride: usize,
-    /// Pages of each virtual CPU.
+    /// Pages per virtual CPU.
     slice: usize,
-    /// Of each virtual CPU's sweep: pages whose access would not go by itself.
+    /// By virtual CPU: pages of its sweep whose access stops.
     pending: Vec<usize>,
     dirty: usize,
 }
 
 impl SecondLevelTables {
-    /// Memory of `vcpus` slices of so many pages, all of which may be written; in blocks if `is_huge`.
+    /// Memory of `vcpus` slices of `slice` pages, all writable; in blocks if `is_huge`.
     pub fn new(vcpus: usize, slice: usize, stride: usize, stores: f64, is_huge: bool) -> Self {
         let pages = vcpus * slice;
         Self {
@@ -49,57 +49,57 @@ impl SecondLevelTables {
         }
     }
 
-    /// All of its pages.
+    /// Number of pages.
     pub fn pages(&self) -> usize {
         self.entries.len()
     }
 
-    /// All of its blocks.
+    /// Number of blocks.
     pub fn blocks(&self) -> usize {
         self.is_split.len()
     }
 
-    /// The pages of a virtual CPU's slice.
+    /// Pages of a virtual CPU's slice.
     pub fn slice(&self, vcpu: usize) -> Range<usize> {
         vcpu * self.slice..(vcpu + 1) * self.slice
     }
 
-    /// Pages that a sweep of a slice touches.
+    /// Number of pages that a sweep of a slice accesses.
     pub fn steps(&self) -> usize {
         self.slice / self.stride
     }
 
-    /// From one page that a sweep touches to the next.
+    /// Distance in pages between two accesses of a sweep.
     pub fn stride(&self) -> usize {
         self.stride
     }
 
-    /// Pages of a virtual CPU's sweep that it cannot access just so.
+    /// Number of pages in a virtual CPU's sweep whose access stops.
     pub fn pending(&self, vcpu: usize) -> usize {
         self.pending[vcpu]
     }
 
-    /// Pages that were written since the log was cleared there.
+    /// Number of pages written since the log was last cleared.
     pub fn dirty(&self) -> usize {
         self.dirty
     }
 
-    /// What a page's entry allows.
+    /// Access rights of a page.
     pub fn entry(&self, page: usize) -> Entry {
         self.entries[page]
     }
 
-    /// Whether the block of a page has a table.
+    /// Whether the block of a page has a table of pages.
     pub fn is_split(&self, page: usize) -> bool {
         self.is_split[page / PAGES_A_BLOCK]
     }
 
-    /// Whether the sweep writes a page.
+    /// Whether the sweep's access to a page is a store.
     pub fn is_written(&self, page: usize) -> bool {
         rng::mix(page as u64) <= self.stores_below && self.stores_below > 0
     }
 
-    /// Whether the sweep's access to a page does not go by itself.
+    /// Whether the sweep's access to a page stops.
     pub fn is_pending(&self, page: usize) -> bool {
         page.is_multiple_of(self.stride) && self.would_stop(page, self.entries[page])
     }
@@ -112,7 +112,7 @@ impl SecondLevelTables {
         }
     }
 
-    /// Changes what a page's entry allows.
+    /// Sets a page's access rights.
     pub fn set(&mut self, page: usize, entry: Entry) {
         let before = std::mem::replace(&mut self.entries[page], entry);
         self.dirty -= usize::from(before == Entry::Writable);
@@ -124,8 +124,8 @@ impl SecondLevelTables {
         }
     }
 
-    /// Gives the block of a page a table. Who does it lazily maps nothing else: its other pages lose what they
-    /// had.
+    /// Splits the block of a page into pages. A lazy split maps only the page that faults, so the other pages become
+    /// absent.
     pub fn split(&mut self, page: usize, is_lazy: bool) {
         let block = page / PAGES_A_BLOCK;
         self.is_split[block] = true;
@@ -136,8 +136,8 @@ impl SecondLevelTables {
         }
     }
 
-    /// Write-protects pages that may be written, and says how many entries that were: of blocks without a table
-    /// one each. `pages` are whole blocks.
+    /// Write-protects writable pages and returns the number of entries changed; an unsplit block counts once. `pages`
+    /// must cover whole blocks.
     pub fn protect(&mut self, pages: Range<usize>) -> Protected {
         let mut protected = Protected::default();
         for first in pages.step_by(PAGES_A_BLOCK) {
@@ -164,14 +164,14 @@ impl SecondLevelTables {
     }
 }
 
-/// What was write-protected.
+/// Result of write-protection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Protected {
-    /// Entries of single pages.
+    /// Number of page entries.
     pub pages: usize,
-    /// Entries of blocks.
+    /// Number of block entries.
     pub blocks: usize,
-    /// Pages that were dirty until then.
+    /// Number of pages that were dirty.
     pub dirty: usize,
 }
 
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// What is counted is what is there.
+        /// Counters match the entries.
         #[test]
         fn counts_are_those_of_the_entries(
             stores in 0.0f64..=1.0,

@@ -1,4 +1,4 @@
-//! A VM that runs while its memory is sent, pass after pass.
+//! Live migration: memory is sent in passes while the VM runs.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -13,16 +13,16 @@ use crate::run::{PS_PER_S, Watch};
 
 /// Bytes of a page.
 const PAGE_BYTES: u64 = 4096;
-/// Steps after which the one who watches is told.
+/// Simulation steps between progress reports.
 const STEPS_TOLD: u64 = 1 << 16;
 
-/// What came of it.
+/// Result of a migration.
 #[derive(Debug, Default)]
 pub(super) struct Migrated {
     pub throughput: Throughput,
-    /// When the VM was stopped for the rest; or when the time was over.
+    /// Time at which the VM was stopped for the final pass, or at which the time limit was reached.
     pub stopped_ps: u64,
-    /// When the other side had all; none if the time was over before.
+    /// Time at which the destination had all memory; none if the time limit came first.
     pub done_ps: Option<u64>,
     pub passes: u64,
     pub pages_sent: u64,
@@ -32,15 +32,15 @@ pub(super) struct Migrated {
 /// A virtual CPU in its endless sweep.
 #[derive(Debug, Clone, Copy, Default)]
 struct Vcpu {
-    /// The sweep's next step.
+    /// Next step of the sweep.
     offset: usize,
-    /// When that begins.
+    /// Time of that step.
     at_ps: u64,
-    /// Whether nothing in its slice stops it: then nobody looks at it.
+    /// Whether no access in its slice stops. Free virtual CPUs are not simulated step by step.
     is_free: bool,
 }
 
-/// What the VM's monitor does next.
+/// The monitor's next action.
 #[derive(Debug, Clone, Copy)]
 enum Next {
     Enable,
@@ -49,7 +49,7 @@ enum Next {
     Done,
 }
 
-/// A migration under way.
+/// A migration in progress.
 struct Migration<'a> {
     vm: &'a mut Vm,
     vcpus: Vec<Vcpu>,
@@ -58,7 +58,7 @@ struct Migration<'a> {
     out: Migrated,
 }
 
-/// Migrates a VM, `until_ps` at most.
+/// Migrates a VM, until `until_ps` at most.
 pub(super) fn migrate(
     vm: &mut Vm,
     vcpus: usize,
@@ -73,7 +73,7 @@ pub(super) fn migrate(
         next: Next::Enable,
         out: Migrated::default(),
     };
-    // The monitor is the last in the queue.
+    // At equal times the monitor acts last.
     migration.queue.push(Reverse((from_ps, vcpus)));
     let mut steps = 0u64;
     while let Some(Reverse((now_ps, actor))) = migration.queue.pop() {
@@ -103,7 +103,7 @@ pub(super) fn migrate(
 }
 
 impl Migration<'_> {
-    /// A virtual CPU's next accesses.
+    /// Runs a virtual CPU's next accesses.
     fn sweep(&mut self, number: usize, now_ps: u64) {
         let vcpu = &mut self.vcpus[number];
         vcpu.at_ps = now_ps;
@@ -117,7 +117,7 @@ impl Migration<'_> {
         self.queue.push(Reverse((done_ps, number)));
     }
 
-    /// Reckons what a free virtual CPU has done until now.
+    /// Adds the accesses of a free virtual CPU up to now.
     fn catch_up(&mut self, number: usize, now_ps: u64) {
         let vcpu = &mut self.vcpus[number];
         if !vcpu.is_free || now_ps <= vcpu.at_ps {
@@ -130,7 +130,7 @@ impl Migration<'_> {
         vcpu.at_ps = now_ps;
     }
 
-    /// Wakes the free virtual CPUs in whose slices something stops them now.
+    /// Resumes step-by-step simulation of free virtual CPUs with accesses that now stop.
     fn wake(&mut self, now_ps: u64) {
         for number in 0..self.vcpus.len() {
             if self.vcpus[number].is_free && self.vm.memory.pending(number) > 0 {
@@ -141,7 +141,7 @@ impl Migration<'_> {
         }
     }
 
-    /// What the VM's monitor does next, and when it is done.
+    /// Runs the monitor's next action; returns its end.
     fn monitor(&mut self, now_ps: u64) -> u64 {
         match self.next {
             Next::Enable => {
@@ -171,14 +171,14 @@ impl Migration<'_> {
         }
     }
 
-    /// Clears the log of a chunk, and sends what was dirty in it.
+    /// Clears the log of a chunk and sends its dirty pages.
     fn chunk(&mut self, first: usize, now_ps: u64) -> u64 {
         let DirtyLogging { chunk_mib, .. } = self.vm.logging;
         let length = usize::try_from(chunk_mib / 2).unwrap_or(usize::MAX) * PAGES_A_BLOCK;
         let all = self.vm.memory.pages();
         let end = first.saturating_add(length).min(all);
         let mut at_ps = now_ps;
-        // In the first pass all is sent, as it is when its chunk's log is cleared.
+        // The first pass sends all memory, even with logs cleared chunk by chunk.
         let is_first = self.out.passes == 0;
         let protected = self.vm.memory.protect(first..end);
         at_ps = protect(
@@ -222,18 +222,18 @@ impl Migration<'_> {
     }
 
     fn send_ps(&self, pages: u64) -> u64 {
-        // 10^9 bytes a second are a byte in 1,000 ps.
+        // 10^9 bytes a second equal one byte in 1,000 ps.
         pages * PAGE_BYTES * 1000 / self.vm.logging.bandwidth_gbps
     }
 }
 
-/// Write-protects all memory at once, and gives when that is done.
+/// Write-protects all memory at once; returns the end time.
 pub(super) fn protect_all(vm: &mut Vm, now_ps: u64) -> u64 {
     let protected = vm.memory.protect(0..vm.memory.pages());
     protect(vm, protected.pages as u64, protected.blocks as u64, now_ps)
 }
 
-/// When so many entries are write-protected, and no CPU has them otherwise: one invalidation for all.
+/// End of write-protecting this many entries, with one invalidation for all.
 fn protect(vm: &mut Vm, pages: u64, blocks: u64, now_ps: u64) -> u64 {
     if pages + blocks == 0 {
         return now_ps;

@@ -1,25 +1,24 @@
-//! Dirty logging on Arm and x86: what it costs a guest that KVM finds out which pages it writes.
+//! Dirty logging on Arm and x86: the cost to a guest whose written pages KVM tracks.
 //!
 //! # Problem
-//! Where hardware keeps no log of dirty pages, KVM write-protects memory and learns of a page from the fault
-//! on it. Blocks of 2 MiB must be split first. Arm's processors ask that a block is made invalid for every
-//! CPU before it gets a table (break-before-make): two broadcasts, each with a DSB that waits for all
-//! broadcasts under way. So a guest with many virtual CPUs may stand still for half a minute.
+//! Without a hardware log of dirty pages, KVM write-protects memory and detects writes by faults. It must first split
+//! blocks of 2 MiB. Arm requires that a block becomes invalid on every CPU before it gets a table (break-before-make).
+//! That takes two broadcasts, each with a DSB that waits for all broadcasts in flight. A guest with many virtual CPUs
+//! may stall for half a minute.
 //!
 //! # Approach
-//! Second-level tables, page by page ([`memory`]); virtual CPUs that sweep their slices and fault ([`vm`]); one
-//! lock and one interconnect, for which they queue ([`contended`]); a monitor that protects, splits, clears and
-//! sends ([`migration`]). Each step is reckoned as a whole when it begins, eight faults in a row as one.
+//! The model has second-level tables, page by page ([`memory`]), and virtual CPUs that sweep their slices and fault
+//! ([`vm`]). They queue for one lock and one interconnect ([`contended`]). A monitor protects, splits, clears and sends
+//! ([`migration`]). The cost of each step is computed as a whole when it begins; eight successive faults form one step.
 //!
 //! # Properties
-//! - The same scenario gives the same result.
-//! - A page that was written after its log was cleared is dirty; no write is lost ([`memory`]).
-//! - No reader has the lock beside a writer; no broadcast is done before its turn ([`contended`]).
+//! - Equal scenarios give equal results.
+//! - A page written after its log was cleared is dirty; no write is lost ([`memory`]).
+//! - No reader holds the lock beside a writer; no broadcast completes before its turn ([`contended`]).
 //!
 //! # Left out
-//! A conflict in a TLB, which a CPU with FEAT_BBM level 2 may raise, and its flush. IPIs of x86 when a fault
-//! splits a block. What invalidated translations cost the guest to walk again. Its other memory traffic: sending
-//! takes the guest no bandwidth.
+//! Not modelled: TLB conflicts, which a CPU with FEAT_BBM level 2 may raise, and their flush. Not modelled, too: x86's
+//! IPIs when a fault splits a block, and page walks after invalidations. Sending uses no bandwidth of the guest.
 
 mod contended;
 mod cost;
@@ -46,7 +45,7 @@ use crate::error::SimError;
 use crate::machine::cost::PS_PER_NS;
 use crate::run::{Digest, PS_PER_S, Watch};
 
-/// Pages that one instruction invalidates with FEAT_TLBIRANGE: the kernel's limit, 8 GiB.
+/// Maximum pages per invalidation with FEAT_TLBIRANGE: the kernel's limit, 8 GiB.
 const RANGE_PAGES: u64 = 32 << 16;
 /// Picoseconds in a millisecond.
 const PS_PER_MS: u64 = PS_PER_S / 1000;
@@ -54,7 +53,7 @@ const PS_PER_MS: u64 = PS_PER_S / 1000;
 /// Runs a scenario with `sim.dirty_logging`.
 ///
 /// # Errors
-/// What `watch` says.
+/// The error of `watch`.
 pub(crate) fn run(
     scenario: &Scenario,
     logging: &DirtyLogging,
@@ -112,7 +111,7 @@ fn unmap(vm: &mut Vm) -> Migrated {
     }
 }
 
-/// Switches logging on, and has each virtual CPU sweep its slice once.
+/// Enables logging, and lets each virtual CPU sweep its slice once.
 fn pass(vm: &mut Vm, vcpus: usize, until_ps: u64, watch: &Watch<'_>) -> Result<Migrated, SimError> {
     let mut begin_ps = protect_all(vm, 0);
     for block in 0..vm.memory.blocks() {

@@ -1,6 +1,6 @@
 use super::*;
 
-/// A VM of so many virtual CPUs with 16 MiB each, and what is different in `sim.dirty_logging`.
+/// Runs a VM with 16 MiB for each virtual CPU, with some `sim.dirty_logging` keys.
 fn run_with(vcpus: u32, stores: f64, logging: &str) -> SystemResult {
     let text = format!(
         "name = \"x\"\nduration_s = 60\nsystems = [\"none\"]\n\
@@ -28,7 +28,7 @@ fn each_page_faults_once_in_a_pass_and_each_block_is_split_once() {
     let lazy = run_with(4, 1.0, "split = \"lazy\"");
     assert_eq!(counter(&lazy, "stage2_faults"), 4 * PAGES);
     assert_eq!(counter(&lazy, "blocks_split"), 32);
-    // Two for each block, and two when all was protected.
+    // Two for each block, and two for the initial protection.
     assert_eq!(counter(&lazy, "tlb_broadcasts"), 66);
     let eager = run_with(4, 1.0, "split = \"eager\"");
     assert_eq!(counter(&eager, "stage2_faults"), 4 * PAGES);
@@ -42,7 +42,7 @@ fn reads_fault_where_a_fault_has_split_their_block_and_only_there() {
     let lazy = run_with(1, 0.5, "split = \"lazy\"");
     let eager = run_with(1, 0.5, "split = \"eager\"");
     let [lazy, eager] = [&lazy, &eager].map(|result| counter(result, "stage2_faults"));
-    // The first store of a block comes after a read or two.
+    // A read or two come before the first store to a block.
     assert!(lazy > PAGES * 98 / 100 && lazy <= PAGES, "{lazy}");
     assert!(
         eager > PAGES * 45 / 100 && eager < PAGES * 55 / 100,
@@ -63,7 +63,7 @@ fn processors_do_what_their_features_promise() {
     assert_eq!(counter(&buffer, "stage2_faults"), 0);
     let x86 = run_with(8, 1.0, "isa = \"x86\"");
     assert_eq!(counter(&x86, "stage2_faults"), 8 * PAGES);
-    // Only what protects all memory.
+    // Only the broadcasts that protect all memory.
     assert_eq!(counter(&x86, "tlb_broadcasts"), 2);
     let [one, range] = ["false", "true"]
         .map(|range| run_with(1, 1.0, &format!("task = \"unmap\", tlbi_range = {range}")));
@@ -82,7 +82,7 @@ fn a_lock_that_is_shared_more_costs_less() {
         [lazy, run_with(16, 1.0, &eager).elapsed_s.unwrap()]
     });
     let [spin, permissions, all] = times;
-    // Pages that a split left unmapped need the lock alone; those that are only protected do not.
+    // Pages that a split left unmapped need the exclusive lock; write-protected pages do not.
     assert_eq!(spin[0], permissions[0]);
     assert!(all[0] < 0.5 * spin[0]);
     assert!(permissions[1] < 0.5 * spin[1]);
@@ -98,18 +98,18 @@ fn a_migration_sends_all_and_what_is_written_meanwhile() {
             &format!("task = \"migrate\", chunk_mib = 4, {more}"),
         )
     };
-    // Nobody writes: one pass, and nothing is left.
+    // Without stores, one pass sends everything.
     let idle = migrate("passes_max = 5", 0.0);
     assert_eq!(counter(&idle, "log_passes"), 1);
     assert_eq!(counter(&idle, "pages_sent"), 2 * PAGES);
     assert_eq!(counter(&idle, "downtime_ms"), 0);
-    // Everybody writes everything: the passes end when they must.
+    // If all pages are written constantly, passes end at the limit.
     let busy = migrate("passes_max = 3, downtime_ms = 0, bandwidth_gbps = 1", 1.0);
     assert_eq!(counter(&busy, "log_passes"), 3);
     let sent = counter(&busy, "pages_sent");
     assert!(sent > 6 * PAGES && sent <= 8 * PAGES, "{sent}");
     assert!(busy.elapsed_s > idle.elapsed_s);
-    // Chunk by chunk nobody waits for all memory at once.
+    // With protection chunk by chunk, no CPU waits for all memory at once.
     let gradual = migrate(
         "passes_max = 1, initially_set = true, split = \"eager\"",
         1.0,

@@ -1,4 +1,4 @@
-//! How fast a guest went, over time.
+//! Throughput of a guest over time.
 
 use demeter_outcome::Point;
 
@@ -6,17 +6,17 @@ use crate::run::PS_PER_S;
 
 /// Length of an interval.
 const INTERVAL_PS: u64 = PS_PER_S / 4;
-/// A guest starves in an interval in which it does less than this share of what it could.
+/// A guest starves in an interval if it does less than this share of its full speed.
 const STARVED_BELOW: f64 = 0.01;
 
-/// What was done in each interval since the beginning.
+/// Amount of work in each interval.
 #[derive(Debug, Default)]
 pub(super) struct Throughput {
     done: Vec<f64>,
 }
 
 impl Throughput {
-    /// So much was done, evenly, from one time to another.
+    /// Adds `done` work, spread evenly from `from_ps` to `to_ps`.
     pub fn add(&mut self, from_ps: u64, to_ps: u64, done: u64) {
         let last = usize::try_from(to_ps.saturating_sub(1) / INTERVAL_PS).unwrap_or(usize::MAX);
         if self.done.len() <= last {
@@ -32,7 +32,7 @@ impl Throughput {
         }
     }
 
-    /// Speeds, in millions a second, up to then; an interval that has only begun counts if it is the only one.
+    /// Speeds in millions a second, up to `until_ps`. An incomplete interval counts only if it is the only one.
     pub fn series(&self, until_ps: u64) -> Vec<Point> {
         let whole = usize::try_from(until_ps / INTERVAL_PS).unwrap_or(usize::MAX);
         let point = |(n, done): (u64, &f64), length_ps: u64| Point {
@@ -53,7 +53,7 @@ impl Throughput {
             .collect()
     }
 
-    /// How long the guest starved between two times that could do so many millions a second, milliseconds.
+    /// Milliseconds for which the guest starved between two times. The full speed is in millions a second.
     pub fn starved_ms(&self, from_ps: u64, until_ps: u64, full_mops: f64) -> u64 {
         let series = self.series(until_ps);
         let points = (0u64..).zip(&series);
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Nothing that was done is lost, whatever the intervals.
+        /// The series preserves the total amount of work, for any spans.
         #[test]
         fn all_is_told(spans in proptest::collection::vec((0u64..2 * PS_PER_S, 1u64..PS_PER_S, 0u64..1000), 1..20)) {
             let mut throughput = Throughput::default();

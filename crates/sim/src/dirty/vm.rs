@@ -1,4 +1,4 @@
-//! A VM's virtual CPUs, each of which sweeps its slice, and what its accesses meet.
+//! A VM's virtual CPUs, each sweeping its slice, and the faults of their accesses.
 
 use demeter_scenario::{DirtyLogging, Isa, MmuLock, Split};
 
@@ -6,10 +6,10 @@ use super::contended::{Interconnect, Lock};
 use super::cost::Costs;
 use super::memory::{Entry, PAGES_A_BLOCK, SecondLevelTables};
 
-/// Faults in a row that are reckoned as one step.
+/// Successive faults that are simulated as one step.
 const FAULTS_A_STEP: usize = 8;
 
-/// A VM, its tables, and what its virtual CPUs wait for.
+/// A VM with its tables and shared resources.
 pub(super) struct Vm {
     pub logging: DirtyLogging,
     pub costs: Costs,
@@ -17,11 +17,11 @@ pub(super) struct Vm {
     pub lock: Lock,
     pub interconnect: Interconnect,
     pub counts: Counts,
-    /// An access that goes by itself.
+    /// Cost of an access that does not stop.
     pub access_ps: u64,
 }
 
-/// What happened.
+/// Event counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Counts {
     pub faults: u64,
@@ -29,7 +29,7 @@ pub(super) struct Counts {
     pub broadcasts: u64,
 }
 
-/// Why an access stops.
+/// The reason that an access stops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stop {
     /// A store to a block that must be split.
@@ -43,8 +43,8 @@ enum Stop {
 }
 
 impl Vm {
-    /// Does a virtual CPU's next accesses: those of one block that go by themselves, or some that stop for one
-    /// reason. `offset` counts the sweep's steps in the slice. Gives how many they were, and when they are done.
+    /// Runs a virtual CPU's next accesses: those of one block that do not stop, or several that stop for one reason.
+    /// `offset` counts the sweep's steps in the slice. Returns the number of accesses and their end time.
     pub fn access(&mut self, vcpu: usize, offset: usize, now_ps: u64) -> (usize, u64) {
         let (steps, stride) = (self.memory.steps(), self.memory.stride());
         let first = self.memory.slice(vcpu).start + offset * stride;
@@ -82,7 +82,7 @@ impl Vm {
         (count, done_ps)
     }
 
-    /// Why the sweep's access to a page stops, if it does.
+    /// The reason that the sweep's access to a page stops, if it does.
     fn stop(&self, page: usize) -> Option<Stop> {
         if !self.memory.is_pending(page) {
             return None;
@@ -99,7 +99,7 @@ impl Vm {
         self.logging.isa == Isa::X86 || self.logging.hardware_buffer
     }
 
-    /// When `count` faults in a row of a virtual CPU are done.
+    /// End of `count` successive faults of a virtual CPU.
     fn fault(&mut self, stop: Stop, count: u64, now_ps: u64) -> u64 {
         self.counts.faults += count;
         let asked_ps = now_ps + count * self.costs.outside_ps();
@@ -128,8 +128,7 @@ impl Vm {
         done_ps
     }
 
-    /// Splits a block before anybody faults on it, and gives when that is done. Arm's kernel has the lock alone
-    /// meanwhile.
+    /// Splits a block before any fault on it; returns the end time. Arm's kernel holds the lock exclusively meanwhile.
     pub fn split(&mut self, block: usize, now_ps: u64) -> u64 {
         let page = block * PAGES_A_BLOCK;
         if self.memory.is_split(page) || self.logging.split == Split::Lazy {
@@ -150,7 +149,7 @@ impl Vm {
         done_ps
     }
 
-    /// Makes a block invalid for everybody before it gets its table, where the processor asks for that.
+    /// Invalidates a block on all CPUs before it gets its table, if the processor requires that.
     fn break_before_make(&mut self, now_ps: u64) -> u64 {
         if self.logging.isa == Isa::X86 || self.logging.bbm2 {
             return now_ps;
@@ -158,7 +157,7 @@ impl Vm {
         self.broadcast(1, now_ps)
     }
 
-    /// Invalidates so many translations everywhere, one after the other.
+    /// Broadcasts this many invalidations, one at a time.
     pub fn broadcast(&mut self, translations: u64, now_ps: u64) -> u64 {
         let count = translations * self.costs.broadcasts_by_break;
         self.counts.broadcasts += count;

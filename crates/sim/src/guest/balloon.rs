@@ -1,13 +1,12 @@
-//! The balloon of the fast node: blocks that the guest gives back to its host.
+//! The balloon of the fast node: blocks returned to the host.
 //!
 //! # Approach
-//! A block that is free is taken at once. Where none is free, a hand goes round over the node's
-//! blocks: pages that were accessed since it last passed stay, all others are demoted, as reclaim
-//! would do for the driver's allocation. A driver that takes blocks by their address has the pages of the next
-//! one demoted, accessed or not.
+//! A free block is taken at once. If none is free, a clock hand sweeps over the node's blocks. Pages accessed since its
+//! last pass stay; all others are demoted, as reclaim does for the driver's allocation. A driver that takes blocks in
+//! address order demotes all pages of the next block, accessed or not.
 //!
 //! # Properties
-//! - A page stays mapped, in one place; what the balloon holds is neither free nor mapped.
+//! - Every page stays mapped exactly once; balloon memory is neither free nor mapped.
 
 use demeter_policy::{BLOCK_SIZE, ByteCount, GuestPhysAddr, GuestVirtAddr};
 
@@ -16,31 +15,31 @@ use crate::machine::actor::Actor;
 use crate::machine::memory::TierId;
 
 impl Guest {
-    /// Fast memory that the balloon does not hold.
+    /// Fast memory outside the balloon.
     pub(crate) fn owned_fast(&self) -> ByteCount {
         ByteCount(u64::from(self.nodes[0].managed()) << self.page_bits)
     }
 
-    /// Fast memory that is in use.
+    /// Fast memory in use.
     pub(crate) fn used_fast(&self) -> ByteCount {
         let used = self.nodes[0].managed() - self.nodes[0].free();
         ByteCount(u64::from(used) << self.page_bits)
     }
 
-    /// Gives blocks to the balloon that are free until `owned` is left, before anything is touched.
+    /// Inflates the balloon with free blocks until `owned` is left, before the program starts.
     pub(crate) fn begin_with(&mut self, owned: ByteCount) {
         while self.owned_fast() > owned && self.nodes[0].hold_block().is_some() {}
     }
 
-    /// Gives a block to the balloon; tells where it lies. Nothing when its pages have nowhere to go.
-    /// `spares_hot`: whether what was accessed of late stays.
+    /// Adds a block to the balloon and returns its address. Returns none if its pages cannot be demoted. With
+    /// `spares_hot`, recently accessed pages stay.
     pub(crate) fn inflate(
         &mut self,
         spares_hot: bool,
         actor: &mut Actor<'_>,
     ) -> Option<GuestPhysAddr> {
         let per_block = self.frames_per_block();
-        // The second round finds all bits cleared.
+        // The first round clears all accessed bits, so two rounds suffice.
         let rounds = 2 * self.nodes[0].frames().len() as u32 / per_block;
         for _ in 0..=rounds {
             if self.nodes[0].usable() >= per_block
@@ -53,7 +52,7 @@ impl Guest {
         None
     }
 
-    /// Takes a block back from the balloon; true when it held one.
+    /// Removes a block from the balloon; returns false if the balloon is empty.
     pub(crate) fn deflate(&mut self) -> bool {
         self.nodes[0].release_block()
     }
@@ -62,7 +61,7 @@ impl Guest {
         (BLOCK_SIZE >> self.page_bits) as u32
     }
 
-    /// Demotes the pages of the block under the hand, unless some of them was accessed and what is hot is spared.
+    /// Demotes the pages of the block under the hand. With `spares_hot`, a block with an accessed page is skipped.
     fn empty_next_block(&mut self, spares_hot: bool, actor: &mut Actor<'_>) {
         let (frames, per_block) = (self.nodes[0].frames(), self.frames_per_block());
         let first = frames.start + self.balloon_hand;

@@ -1,8 +1,8 @@
-//! What a guest's kernel knows of each of its frames: who maps it, and how it was used.
+//! Per-frame state of a guest's kernel: the mapping and the usage of each frame.
 
 use crate::reclaim::Seen;
 
-/// Whether a page begins at a frame.
+/// Whether a page begins at a frame, and its size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Begins {
     Nothing,
@@ -14,11 +14,11 @@ enum Begins {
 #[derive(Debug, Clone)]
 pub(crate) struct Frames {
     first: u32,
-    /// The virtual page that maps it.
+    /// The virtual page mapped to each frame.
     pages: Vec<u32>,
     begins: Vec<Begins>,
     seen: Vec<Seen>,
-    /// A word for whoever manages memory: when it looked, or how much it saw.
+    /// A word for the memory manager: time of its last scan, or an access count.
     words: Vec<u32>,
 }
 
@@ -29,12 +29,12 @@ pub(crate) struct Used {
     pub(crate) page: u32,
     /// Whether it is a huge page.
     pub(crate) huge: bool,
-    /// How it was used.
+    /// Its usage.
     pub(crate) seen: Seen,
 }
 
 impl Frames {
-    /// `count` frames from `first` on, none in use.
+    /// `count` unused frames from `first` on.
     pub(crate) fn new(first: u32, count: u32) -> Self {
         Self {
             first,
@@ -49,7 +49,7 @@ impl Frames {
         (frame - self.first) as usize
     }
 
-    /// A frame, or the block that begins with it, comes into use.
+    /// Marks a frame, or the block that begins with it, as used.
     pub(crate) fn take(&mut self, frame: u32, page: u32, huge: bool) {
         let at = self.at(frame);
         self.pages[at] = page;
@@ -58,13 +58,13 @@ impl Frames {
         self.words[at] = 0;
     }
 
-    /// A frame is free again.
+    /// Marks a frame as free.
     pub(crate) fn free(&mut self, frame: u32) {
         let at = self.at(frame);
         self.begins[at] = Begins::Nothing;
     }
 
-    /// A page moves to another frame; list and word go with it.
+    /// Moves a page to another frame, along with its list and word.
     pub(crate) fn transfer(&mut self, from: u32, to: u32) {
         let (from, to) = (self.at(from), self.at(to));
         self.pages[to] = self.pages[from];
@@ -85,19 +85,19 @@ impl Frames {
         })
     }
 
-    /// How the page that begins at this frame was used.
+    /// Usage of the page that begins at this frame.
     pub(crate) fn seen(&mut self, frame: u32) -> &mut Seen {
         let at = self.at(frame);
         &mut self.seen[at]
     }
 
-    /// The manager's word of a page.
+    /// The memory manager's word of a page.
     pub(crate) fn word(&mut self, frame: u32) -> &mut u32 {
         let at = self.at(frame);
         &mut self.words[at]
     }
 
-    /// Pages in use: base pages and huge ones.
+    /// Number of used base pages and huge pages.
     pub(crate) fn in_use(&self) -> [u64; 2] {
         let count = |what| self.begins.iter().filter(|&&b| b == what).count() as u64;
         [Begins::Base, Begins::Huge].map(count)

@@ -1,4 +1,4 @@
-//! Hint faults: pages of the slow node are made to fault, so that the kernel sees who uses them.
+//! Hint faults: the kernel makes pages of the slow node fault to detect accesses.
 
 use std::ops::Range;
 
@@ -15,19 +15,19 @@ use crate::reclaim::Seen;
 /// A hint fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Hint {
-    /// The node where the page lies.
+    /// The page's node.
     pub(crate) node: TierId,
-    /// Time since the page was made to fault, ms.
+    /// Time since the page was marked, ms.
     pub(crate) since_ms: u32,
     /// Whether it was on the active list.
     pub(crate) active: bool,
-    /// Real pages that it stands for.
+    /// Number of real pages that it stands for.
     pub(crate) pages: u64,
 }
 
 impl Guest {
-    /// Makes the slow node's pages in a range of addresses fault, or those of both nodes from the fast one
-    /// on; true when there were any. Their translations are the caller's to flush.
+    /// Marks pages in a range to fault: the slow node's, or from `TierId::Fast` on those of both nodes. Returns whether
+    /// any was marked. The caller must flush translations.
     pub(crate) fn make_fault(
         &mut self,
         range: Range<GuestVirtAddr>,
@@ -55,21 +55,20 @@ impl Guest {
         marked + marked_huge > 0
     }
 
-    /// The page that holds `gva` was used.
+    /// Marks the page that holds `gva` as accessed.
     pub(crate) fn mark_accessed(&mut self, gva: GuestVirtAddr) {
         if let Some((entry, _)) = self.tables.find(gva) {
             self.frames.seen(entry.index()).mark_accessed();
         }
     }
 
-    /// Whether the page that begins at this frame is on the active list; nothing if none begins.
+    /// Whether the page that begins at this frame is on the active list; none if no page begins there.
     pub(crate) fn is_active(&self, frame: u32) -> Option<bool> {
         Some(self.frames.used(frame)?.seen.is_active())
     }
 
-    /// Takes the accessed bits of a range: a page that was accessed is referenced or active
-    /// thereafter, another one inactive. Tells of each page where it begins, its size, its node and
-    /// whether it is active. As on x86, bits are cleared without a flush.
+    /// Clears the accessed bits of a range. An accessed page becomes referenced or active, any other inactive. Reports
+    /// the address, size, node and active state of each page. As on x86, bits are cleared without a flush.
     pub(crate) fn take_accessed(
         &mut self,
         range: Range<GuestVirtAddr>,
@@ -92,7 +91,7 @@ impl Guest {
         });
     }
 
-    /// Handles a hint fault: the page works again. Tells what the kernel learns.
+    /// Handles a hint fault: unmarks the page and returns the kernel's evidence.
     pub(crate) fn hint_fault(&mut self, gva: GuestVirtAddr, actor: &mut Actor<'_>) -> Option<Hint> {
         let (entry, size) = self.tables.find_mut(gva)?;
         entry.set_hint(false);

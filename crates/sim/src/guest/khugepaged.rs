@@ -1,13 +1,13 @@
-//! khugepaged: the kernel's thread that makes huge pages of small ones.
+//! khugepaged: the kernel thread that collapses small pages into huge ones.
 //!
-//! As `mm/khugepaged.c` of Linux 6.12 with its defaults: it looks at 4,096 base pages (`pages_to_scan`), sleeps 10 s
-//! (`scan_sleep_millisecs`), and goes on from there. A block becomes a huge page where a single page of it is mapped
-//! (`max_ptes_none` = 511) and one was accessed, on the node where most of its pages lie. Where that node has no free
-//! huge page, the thread sleeps 60 s (`alloc_sleep_millisecs`).
+//! It follows `mm/khugepaged.c` of Linux 6.12 with its defaults. A pass scans 4,096 base pages (`pages_to_scan`) and
+//! then sleeps 10 s (`scan_sleep_millisecs`). A block is collapsed if at least one of its pages is mapped
+//! (`max_ptes_none` = 511) and one was accessed. The huge page comes from the node that holds most of its pages. If
+//! that node has no free huge page, the thread sleeps 60 s (`alloc_sleep_millisecs`).
 //!
 //! # Properties
-//! - Mapped memory stays mapped, on frames that are used once.
-//! - No more blocks are looked at in a pass than `pages_to_scan` allows.
+//! - Mapped memory stays mapped, and no frame is used twice.
+//! - A pass scans at most `pages_to_scan` pages.
 
 use demeter_policy::{BLOCK_SIZE, Block, PAGE_SIZE};
 
@@ -21,14 +21,14 @@ use crate::machine::radix::PageSize;
 /// Blocks of 2 MiB in a pass.
 const BLOCKS_A_PASS: u64 = 4096 * PAGE_SIZE / BLOCK_SIZE;
 
-/// Time between two passes, and after one that found no free huge page.
+/// Sleep between two passes, and after a pass that found no free huge page.
 const SCAN_SLEEP_PS: u64 = 10_000_000_000_000;
 const ALLOC_SLEEP_PS: u64 = 60_000_000_000_000;
 
-/// Where the thread is.
+/// The thread's position.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Khugepaged {
-    /// The block that it looks at next.
+    /// The next block to scan.
     next: Block,
 }
 
@@ -38,24 +38,23 @@ impl Default for Khugepaged {
     }
 }
 
-/// The state in which it found a block.
+/// The state of a scanned block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Found {
-    /// Nothing to do there.
+    /// Nothing to collapse.
     Nothing,
     Collapsed,
     NoMemory,
 }
 
 impl Guest {
-    /// One pass of khugepaged. Tells when the next one is due; nothing where the kernel runs
-    /// no such thread.
+    /// Runs one pass of khugepaged. Returns the time of the next pass, or none if the kernel does not run the thread.
     pub(crate) fn run_khugepaged(&mut self, actor: &mut Actor<'_>) -> Option<u64> {
         let mut next = self.khugepaged?.next;
         let mut sleep_ps = SCAN_SLEEP_PS;
         for _ in 0..BLOCKS_A_PASS {
             let Some(block) = self.whole_block_from(next) else {
-                // All was looked at; the next pass begins again.
+                // All blocks were scanned; the next pass starts over.
                 next = Block(0);
                 break;
             };
@@ -69,7 +68,7 @@ impl Guest {
         Some(actor.now_ps() + sleep_ps)
     }
 
-    /// The first block from this one on that a single mapping holds whole.
+    /// The first block from `from` on that lies entirely in one mapping.
     fn whole_block_from(&self, from: Block) -> Option<Block> {
         let vmas = self.vmas();
         let first = vmas.partition_point(|vma| vma.end() <= from.start());
@@ -113,7 +112,7 @@ mod tests {
     use crate::guest::Watermarks;
     use crate::guest::tests::Bench;
 
-    /// 8 MiB of fast memory below 64 MiB of slow memory, of which a program has filled 40 MiB.
+    /// 8 MiB of fast memory and 64 MiB of slow memory, with 40 MiB used by a program.
     fn filled() -> (Bench, GuestVirtAddr) {
         let nodes = [ByteCount(8 * MIB), ByteCount(64 * MIB)];
         let mut b = Bench::with(2, nodes, true, Watermarks::LINUX);
@@ -128,7 +127,7 @@ mod tests {
         }
     }
 
-    /// Of the program's blocks those that are huge pages.
+    /// The program's blocks that are huge pages.
     fn huge(b: &Bench, base: GuestVirtAddr) -> Vec<u64> {
         let is_huge = |block: &u64| {
             let found = b
@@ -144,7 +143,7 @@ mod tests {
     fn a_pass_looks_at_eight_blocks_and_goes_on_from_there() {
         let (mut b, base) = filled();
         access(&mut b, base, 0..20);
-        // Most of the fourth block lies in the fast node, which has no free huge page.
+        // Most of the fourth block lies in the fast node, where no huge page is free.
         let due_ps = b.act(|g, a| g.run_khugepaged(a));
         assert!(due_ps >= Some(ALLOC_SLEEP_PS));
         assert_eq!(huge(&b, base), [0, 1, 2]);
@@ -168,7 +167,7 @@ mod tests {
     fn a_block_of_which_a_page_is_mapped_becomes_a_whole_one() {
         let (mut b, base) = filled();
         let more = b.map(4 * MIB);
-        // The second block of a mapping that is full otherwise is empty but for a page.
+        // The second block of this mapping has one mapped page; the other blocks are full.
         let page = GuestVirtAddr(more.0 + 2 * MIB);
         b.act(|g, a| g.fault(page, a)).unwrap();
         access(&mut b, more, [1]);
@@ -177,7 +176,7 @@ mod tests {
         }
         assert_eq!(huge(&b, more), [1]);
         assert_eq!(b.guest.check_frames(), 42 * MIB);
-        // Blocks that were not accessed have stayed as they were.
+        // Blocks that were not accessed are unchanged.
         assert_eq!(huge(&b, base), [0, 1, 2]);
     }
 }

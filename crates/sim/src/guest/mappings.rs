@@ -1,36 +1,36 @@
-//! The processes' mappings: which addresses are theirs.
+//! Virtual memory mappings of a guest's processes.
 //!
-//! All processes of a guest share its page tables: each has a stretch of addresses of its own, one after the other.
+//! All processes of a guest share its page tables. Each process has its own contiguous part of the address space.
 //!
 //! # Properties
-//! - Mappings are sorted, disjoint, and begin on blocks of their own.
-//! - A mapping grows within its limit only, and what it may become overlaps nothing.
+//! - Mappings are sorted and disjoint; each begins on its own block.
+//! - A mapping grows only within its limit, and limits do not overlap.
 
 use demeter_policy::{BLOCK_SIZE, ByteCount, GuestVirtAddr, Pid, VirtRange};
 
 use crate::program::Region;
 
-/// Where the first region begins: nothing is mapped below, as on real systems.
+/// Address of the first mapping. As on real systems, low addresses are unmapped.
 pub(super) const FIRST_BASE: u64 = 1 << 30;
 
-/// The first process.
+/// PID of the first process.
 const FIRST_PID: u32 = 1;
 
 /// All mappings of a guest.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Mappings {
-    /// The mappings as they are.
+    /// Current mappings.
     vmas: Vec<VirtRange>,
-    /// The same, as large as they may grow.
+    /// The mappings at their maximum size.
     limits: Vec<VirtRange>,
-    /// The process of each; those of a process follow one another.
+    /// The process of each mapping, in ascending order.
     processes: Vec<u32>,
-    /// Address space before each mapping that is reserved and cannot be accessed (`PROT_NONE`).
+    /// Inaccessible address space (`PROT_NONE`) reserved before each mapping.
     reserved: ByteCount,
 }
 
 impl Mappings {
-    /// No mapping yet. Each will reserve this much address space before it.
+    /// No mappings. Each will reserve this much address space before it.
     pub(super) fn new(reserved: ByteCount) -> Self {
         Self {
             reserved,
@@ -38,7 +38,7 @@ impl Mappings {
         }
     }
 
-    /// Maps regions one after the other; tells where they begin.
+    /// Maps regions in order; returns their addresses.
     pub(super) fn map(&mut self, regions: &[Region]) -> Vec<GuestVirtAddr> {
         let mut bases = vec![];
         for region in regions {
@@ -56,23 +56,23 @@ impl Mappings {
         bases
     }
 
-    /// Where the last mapping ends, when it has grown.
+    /// End of the last mapping at its maximum size.
     pub(super) fn end(&self) -> GuestVirtAddr {
         let last = self.limits.last();
         last.map_or(GuestVirtAddr(FIRST_BASE), VirtRange::end)
     }
 
-    /// The mappings that can be accessed, sorted: `/proc/PID/maps` without reservations.
+    /// Accessible mappings, sorted: `/proc/PID/maps` without reservations.
     pub(super) fn vmas(&self) -> &[VirtRange] {
         &self.vmas
     }
 
-    /// The same mappings, as large as they may grow.
+    /// The mappings at their maximum size.
     pub(super) fn limits(&self) -> &[VirtRange] {
         &self.limits
     }
 
-    /// Lets the mapping that may hold `gva` grow to the end of its block.
+    /// Grows the mapping whose limit covers `gva` to the end of its block.
     pub(super) fn grow_to(&mut self, gva: GuestVirtAddr) {
         let at = self.limits.partition_point(|limit| limit.end() <= gva);
         let (Some(vma), Some(limit)) = (self.vmas.get_mut(at), self.limits.get(at)) else {
@@ -86,14 +86,14 @@ impl Mappings {
         }
     }
 
-    /// The mapping that holds all of a range.
+    /// Whether one mapping covers a whole range.
     pub(super) fn holds(&self, range: &VirtRange) -> bool {
         let at = self.vmas.partition_point(|vma| vma.end() <= range.start());
         let vma = self.vmas.get(at);
         vma.is_some_and(|vma| vma.intersection(range) == Some(*range))
     }
 
-    /// The processes, each with what it maps, in the order of their addresses.
+    /// The processes and their mappings, in address order.
     pub(super) fn processes(&self) -> impl Iterator<Item = (Pid, &[VirtRange])> {
         let mut from = 0;
         self.processes.chunk_by(|a, b| a == b).map(move |same| {
@@ -103,7 +103,7 @@ impl Mappings {
         })
     }
 
-    /// The process that has an address: the one that begins at it or below.
+    /// The process of an address: the last one that starts at or below it.
     pub(super) fn pid_of(&self, gva: GuestVirtAddr) -> Pid {
         let after = self.limits.partition_point(|limit| limit.start() <= gva);
         let process = self.processes.get(after.saturating_sub(1));
@@ -145,10 +145,10 @@ mod tests {
         let inside = |at: u64| GuestVirtAddr(bases[0].0 + at);
         mappings.grow_to(inside(5 * MIB));
         assert_eq!(mappings.vmas()[0].len().0, 6 * MIB);
-        // Its last part is no whole block.
+        // The last part is smaller than a block.
         mappings.grow_to(inside(9 * MIB - 1));
         assert_eq!(mappings.vmas()[0], mappings.limits()[0]);
-        // Nothing is mapped beyond.
+        // Nothing can be mapped beyond the limit.
         mappings.grow_to(inside(9 * MIB));
         assert_eq!(mappings.vmas()[0].len().0, 9 * MIB);
         assert_eq!(mappings.vmas()[1..], before[1..]);

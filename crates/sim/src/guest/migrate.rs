@@ -1,4 +1,4 @@
-//! Moving pages between nodes.
+//! Page migration between nodes.
 
 use std::ops::Range;
 
@@ -11,8 +11,8 @@ use crate::machine::memory::TierId;
 use crate::machine::radix::PageSize;
 
 impl Guest {
-    /// Moves the page that holds `gva` to a node, alone; true when it did. `flush`: whether
-    /// anybody may have its translation.
+    /// Migrates the page that holds `gva` to a node in a call of its own; returns whether it moved. `flush`: whether a
+    /// TLB may hold its translation.
     pub(crate) fn migrate(
         &mut self,
         gva: GuestVirtAddr,
@@ -32,8 +32,8 @@ impl Guest {
         moved
     }
 
-    /// Moves the page that holds `gva` to a node as part of a call that moves many; true when it
-    /// did. `flush`: whether it is invalidated at once; else the caller does it for all.
+    /// Migrates the page that holds `gva` to a node as part of a larger call; returns whether it moved. With `flush`,
+    /// it is invalidated at once. Without, the caller flushes all pages together.
     pub(super) fn migrate_one_of_many(
         &mut self,
         gva: GuestVirtAddr,
@@ -89,15 +89,15 @@ impl Guest {
         true
     }
 
-    /// Moves all pages of a block to a node, as far as there is room; tells how many bytes moved.
-    /// Translations are flushed once for all.
+    /// Migrates all pages of a block to a node, as far as memory is free; returns the bytes moved. Translations are
+    /// flushed once for all pages.
     pub(crate) fn migrate_block(&mut self, block: Block, to: TierId, actor: &mut Actor<'_>) -> u64 {
         let pages = self.pages_of(block);
         self.migrate_pages(&pages, to, actor)
     }
 
-    /// Moves the pages that begin at these addresses to a node, as far as there is room; tells how
-    /// many bytes moved. Base pages' translations are flushed once for all.
+    /// Migrates the pages at these addresses to a node, as far as memory is free; returns the bytes moved. Translations
+    /// of base pages are flushed once for all.
     pub(crate) fn migrate_pages(
         &mut self,
         pages: &[GuestVirtAddr],
@@ -122,7 +122,7 @@ impl Guest {
         bytes
     }
 
-    /// Moves pages of the slow node to other places in it, which is what it costs and nothing else.
+    /// Migrates pages within the slow node, to pay the cost of a migration without its effect.
     pub(crate) fn migrate_in_vain(&mut self, pages: &[GuestVirtAddr], actor: &mut Actor<'_>) {
         let mut moved = vec![];
         for &at in pages {
@@ -144,7 +144,7 @@ impl Guest {
         actor.flush_batch(&moved);
     }
 
-    /// The same page by page: each is flushed before the next.
+    /// Migrates a block page by page, with one flush for each page.
     pub(crate) fn migrate_block_singly(
         &mut self,
         block: Block,
@@ -161,8 +161,8 @@ impl Guest {
             - before.demoted_bytes
     }
 
-    /// Makes a huge page of a block's small ones, on the node where most of them lie; true when
-    /// it did. All of them are mapped, or nothing happens.
+    /// Collapses a block's small pages into a huge page on the node that holds most of them; returns whether it did.
+    /// All of its pages must be mapped.
     pub(crate) fn collapse(&mut self, block: Block, actor: &mut Actor<'_>) -> bool {
         let mut old = vec![];
         self.tables.for_each(whole(block), |_, entry, size| {
@@ -175,7 +175,7 @@ impl Guest {
             && self.make_huge(block, &old, to, Cause::Migrate, actor)
     }
 
-    /// The node where most of these frames lie.
+    /// The node that holds most of these frames.
     pub(super) fn node_of_most(&self, frames: &[u32]) -> TierId {
         let in_slow = frames.iter().filter(|&&f| self.node_of(f) == TierId::Slow);
         match in_slow.count() * 2 >= frames.len() {
@@ -184,8 +184,8 @@ impl Guest {
         }
     }
 
-    /// Replaces a block's small pages, which lie in the frames `old`, by a huge one on a node; false where that has no
-    /// free one. Pages that were not mapped are filled with zeroes.
+    /// Replaces a block's small pages (frames `old`) by a huge page on a node. Returns false if the node has no free
+    /// huge page. Unmapped pages are zeroed.
     pub(super) fn make_huge(
         &mut self,
         block: Block,
@@ -221,7 +221,7 @@ impl Guest {
         true
     }
 
-    /// Where the pages of a block begin.
+    /// Addresses of a block's pages.
     fn pages_of(&mut self, block: Block) -> Vec<GuestVirtAddr> {
         let mut pages = vec![];
         self.tables

@@ -1,8 +1,7 @@
-//! A guest's kernel: address space, page tables, nodes, faults, moving pages, hint faults and
-//! reclaim.
+//! A guest's kernel: address space, page tables, nodes, faults, migration, hint faults and reclaim.
 //!
-//! Guest-physical memory holds the page tables, then the fast node, then the slow one. Where the
-//! hypervisor manages the tiers, all of it is one node.
+//! Guest-physical memory holds the page tables, then the fast node, then the slow node. If the hypervisor tiers memory,
+//! the guest has one node.
 
 mod balloon;
 mod frames;
@@ -33,7 +32,7 @@ use khugepaged::Khugepaged;
 use mappings::Mappings;
 pub(crate) use node::{Node, Watermarks};
 
-/// How memory is laid out and allocated.
+/// Memory layout and allocation policy of a guest.
 #[derive(Debug, Clone)]
 pub(crate) struct GuestConfig {
     /// Levels of page tables.
@@ -42,19 +41,19 @@ pub(crate) struct GuestConfig {
     pub(crate) page_bits: u32,
     /// Sizes of the nodes; the slow one may be empty.
     pub(crate) nodes: [ByteCount; 2],
-    /// Whether faults take huge pages where they can, and khugepaged makes them.
+    /// Whether faults allocate huge pages, and khugepaged collapses small ones.
     pub(crate) huge_pages: bool,
-    /// Whether a fault that finds no huge page in the fast node takes one of the slow node.
+    /// Whether a fault falls back to huge pages of the slow node.
     pub(crate) huge_in_slow: bool,
-    /// Those of the fast node.
+    /// Watermarks of the fast node.
     pub(crate) watermarks: Watermarks,
-    /// What reclaim goes by.
+    /// The page lists that reclaim uses.
     pub(crate) lists: Lists,
-    /// Address space that the program reserves around each of its mappings.
+    /// Address space that the program reserves before each mapping.
     pub(crate) reserved: ByteCount,
 }
 
-/// Counts of what happened, in real pages or bytes.
+/// Event counts, in real pages or bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct GuestCounts {
     pub(crate) promoted_bytes: u64,
@@ -77,32 +76,32 @@ pub(crate) struct Guest {
     mappings: Mappings,
     huge_pages: bool,
     huge_in_slow: bool,
-    /// None where the kernel runs no such thread.
+    /// None if the kernel does not run this thread.
     khugepaged: Option<Khugepaged>,
-    /// What fast memory is kept for; the rest is what is still to come of it.
+    /// Ranges for which fast memory is reserved; only their untouched parts.
     promised: Vec<VirtRange>,
     promised_frames: u32,
     lists: Lists,
-    /// Frames that the kernel has copied to, and their pages' sizes, since this was last asked.
+    /// Frames written by kernel copies, and their page sizes, since the last [`Guest::take_written`].
     written: Vec<(u32, PageSize)>,
-    /// First touches so far.
+    /// Number of first touches.
     first_touches: u64,
-    /// By frame of the fast node, the one of the slow node that holds the same.
+    /// By frame of the fast node: the slow frame with the same content.
     shadows: BTreeMap<u32, u32>,
-    /// Where in the fast node the balloon looks next for a block to empty, in frames.
+    /// Next frame of the fast node that the balloon tries to empty.
     balloon_hand: u32,
-    /// Blocks that will not move.
+    /// Blocks that cannot be migrated.
     #[cfg(test)]
     pub(crate) pinned: std::collections::BTreeSet<demeter_policy::Block>,
 }
 
-/// What a machine cannot give.
+/// Error: no free frame for a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the guest's memory is full at {0}")]
 pub(crate) struct OutOfMemory(GuestVirtAddr);
 
 impl Guest {
-    /// A guest whose memory is free. Node sizes are rounded up to 2 MiB.
+    /// A guest with free memory. Node sizes are rounded up to 2 MiB.
     pub(crate) fn new(config: &GuestConfig) -> Self {
         let per_block = 1 << (HUGE_BITS - config.page_bits);
         let blocks = config.nodes.map(|n| n.0.div_ceil(BLOCK_SIZE) as u32);
@@ -135,13 +134,13 @@ impl Guest {
         }
     }
 
-    /// Maps regions one after the other, each on blocks of its own; tells where they begin.
+    /// Maps regions in order, each on its own blocks; returns their addresses.
     pub(crate) fn map(&mut self, regions: &[Region]) -> Vec<GuestVirtAddr> {
         self.mappings.map(regions)
     }
 
-    /// Maps all regions to memory in one piece, or in pieces of so many bytes, before anything is touched. Tells
-    /// the range of virtual memory, and where it leads to.
+    /// Backs all regions with contiguous memory, or with contiguous pieces of a given size, before the first touch.
+    /// Returns the virtual range and its physical address.
     pub(crate) fn reserve(
         &mut self,
         size: PageSize,
@@ -157,7 +156,7 @@ impl Guest {
             piece,
         )
         .ok_or(OutOfMemory(range.end))?;
-        // Reserved memory has the pages that were asked for.
+        // Reserved memory keeps its page size.
         self.khugepaged = None;
         Ok((range, self.gpa(first)))
     }
@@ -167,22 +166,22 @@ impl Guest {
         self.mappings.vmas()
     }
 
-    /// The same mappings, as large as they may grow.
+    /// The mappings at their maximum size.
     pub(crate) fn limits(&self) -> &[VirtRange] {
         self.mappings.limits()
     }
 
-    /// The processes, each with what it maps.
+    /// The processes and their mappings.
     pub(crate) fn processes(&self) -> impl Iterator<Item = (Pid, &[VirtRange])> {
         self.mappings.processes()
     }
 
-    /// The process that has an address.
+    /// The process of an address.
     pub(crate) fn pid_of(&self, gva: GuestVirtAddr) -> Pid {
         self.mappings.pid_of(gva)
     }
 
-    /// Keeps fast memory for these ranges (sorted, disjoint) when they are first touched.
+    /// Reserves fast memory for the first touch of these ranges (sorted, disjoint).
     pub(crate) fn promise(&mut self, ranges: Vec<VirtRange>) {
         let bytes: u64 = ranges
             .iter()
@@ -192,17 +191,17 @@ impl Guest {
         self.promised_frames = (bytes >> self.page_bits) as u32;
     }
 
-    /// Whether memory shall be in huge pages where it can.
+    /// Whether the kernel prefers huge pages.
     pub(crate) fn wants_huge(&self) -> bool {
         self.huge_pages
     }
 
-    /// Where guest-physical memory ends.
+    /// End of guest-physical memory.
     pub(crate) fn end_gpa(&self) -> GuestPhysAddr {
         self.gpa(self.nodes[1].frames().end)
     }
 
-    /// Where the slow node begins in guest-physical memory.
+    /// Guest-physical start of the slow node.
     pub(crate) fn slow_gpa(&self) -> GuestPhysAddr {
         self.gpa(self.nodes[1].frames().start)
     }
@@ -211,7 +210,7 @@ impl Guest {
         GuestPhysAddr(u64::from(frame) << self.page_bits)
     }
 
-    /// Where the page of this size begins that holds `gva`.
+    /// Start of the page of this size that holds `gva`.
     pub(crate) fn page_start(&self, gva: GuestVirtAddr, size: PageSize) -> GuestVirtAddr {
         GuestVirtAddr(gva.0 & !(self.bytes(size) - 1))
     }
@@ -230,7 +229,7 @@ impl Guest {
         }
     }
 
-    /// Where memory at this guest-physical address is mapped, if a page of the process lies there.
+    /// The virtual address mapped to this guest-physical address, if any.
     pub(crate) fn mapped_from(&self, gpa: GuestPhysAddr) -> Option<GuestVirtAddr> {
         let frame = (gpa.0 >> self.page_bits) as u32;
         let first = frame & !((1 << (HUGE_BITS - self.page_bits)) - 1);
@@ -269,18 +268,18 @@ impl Guest {
         self.nodes[node as usize].managed()
     }
 
-    /// Free bytes of a node above what allocations leave free.
+    /// Free bytes of a node above the watermark of allocations.
     pub(crate) fn usable(&self, node: TierId) -> ByteCount {
         ByteCount(u64::from(self.nodes[node as usize].usable()) << self.page_bits)
     }
 
-    /// Bytes that promotions may still take before they have to wait for reclaim.
+    /// Bytes that promotions can use before they must wait for reclaim.
     pub(crate) fn promotable(&self) -> ByteCount {
         ByteCount(u64::from(self.nodes[0].promotable()) << self.page_bits)
     }
 
-    /// Guest-physical addresses that the kernel has written to since this was last asked, one for
-    /// each page that may have a backing of its own.
+    /// Guest-physical addresses written by the kernel since the last call. There is one for each page that the host may
+    /// back separately.
     pub(crate) fn take_written(&mut self) -> Vec<GuestPhysAddr> {
         let written = std::mem::take(&mut self.written).into_iter();
         let all = written.flat_map(|(first, size)| {
@@ -290,7 +289,7 @@ impl Guest {
         all.collect()
     }
 
-    /// Handles a fault on an address that nothing is mapped at.
+    /// Handles a fault at an unmapped address.
     pub(crate) fn fault(
         &mut self,
         gva: GuestVirtAddr,
@@ -331,8 +330,8 @@ impl Guest {
             .is_some_and(|range| range.contains(gva))
     }
 
-    /// A block for a huge page that holds `gva`, where the guest takes one. As in Linux, a fault that finds none in its own
-    /// node, the fast one, takes small pages, unless the system has huge pages everywhere.
+    /// Allocates a block for a huge page around `gva`, if the policy allows. As in Linux, a fault that finds no huge
+    /// page in its own (fast) node falls back to small pages, unless huge pages are enabled everywhere.
     fn huge_for(&mut self, gva: GuestVirtAddr, is_promised: bool) -> Option<u32> {
         let start = Block::of(gva).start();
         let whole = VirtRange::new(start, GuestVirtAddr(start.0 + BLOCK_SIZE))?;
@@ -381,12 +380,12 @@ impl Guest {
         bytes
     }
 
-    /// A base page stands for `2^k` real ones.
+    /// The scale: a base page stands for `2^k` real ones.
     pub(crate) fn k(&self) -> u32 {
         self.page_bits - PAGE_SIZE.trailing_zeros()
     }
 
-    /// Real pages that are mapped, whatever their size.
+    /// Number of mapped real pages.
     pub(crate) fn mapped_pages(&self) -> u64 {
         let [base, huge] = self.frames.in_use();
         (base << self.k()) + huge
@@ -399,8 +398,8 @@ impl Guest {
         ByteCount(u64::from(frames) << self.page_bits)
     }
 
-    /// Checks that every frame is free or mapped once, and that the tables agree with what the
-    /// kernel remembers; tells how many bytes are mapped.
+    /// Checks that every frame is free or mapped once, and that page tables match the kernel's records. Returns the
+    /// mapped bytes.
     #[cfg(test)]
     pub(crate) fn check_frames(&mut self) -> u64 {
         let mut pages = vec![];

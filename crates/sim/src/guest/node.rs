@@ -1,50 +1,49 @@
 //! The page allocator of one NUMA node, and its watermarks.
 //!
 //! # Approach
-//! Free memory is kept as whole blocks of 2 MiB and as single base pages; a block is broken when
-//! there are no pages, and pages are put together again when there are no blocks.
+//! Free memory consists of whole blocks of 2 MiB and of single base pages. A block is split if no page is free. Pages
+//! are merged if no block is free.
 //!
 //! # Properties
-//! - Nothing is handed out twice, and nothing outside of the node.
+//! - No frame is allocated twice; none lies outside the node.
 //! - Free and allocated frames add up to the node.
 
 use std::ops::Range;
 
 use demeter_policy::ByteCount;
 
-/// Shares of a node that are kept free, in 1/1000.
+/// Watermarks: parts of a node to keep free, in 1/1000.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Watermarks {
-    /// Allocations leave so much (`low`).
+    /// Kept free by allocations (`low`).
     low_milli: u32,
-    /// Promotions leave so much, and wake reclaim if they find less (`high`).
+    /// Kept free by promotions, which wake reclaim below it (`high`).
     high_milli: u32,
-    /// Reclaim frees until there is so much.
+    /// Target of reclaim.
     wanted_milli: u32,
 }
 
 impl Watermarks {
-    /// Of a node that nothing is demoted from.
+    /// Watermarks of a node without demotion.
     pub(crate) const NONE: Self = Self {
         low_milli: 0,
         high_milli: 0,
         wanted_milli: 0,
     };
-    /// Linux's (its promotion watermark is the last one).
+    /// Linux's watermarks (`wanted_milli` is its promotion watermark).
     pub(crate) const LINUX: Self = Self {
         low_milli: 20,
         high_milli: 30,
         wanted_milli: 40,
     };
-    /// TPP's, which demotes early: its `demote_scale_factor` was set to a tenth in the runs that
-    /// Demeter's authors published.
+    /// TPP's watermarks, which demote early. Demeter's authors published runs with `demote_scale_factor` at a tenth.
     pub(crate) const TPP: Self = Self {
         wanted_milli: 100,
         ..Self::LINUX
     };
 
-    /// The same with `vm.watermark_scale_factor` at so many ten-thousandths; what is below the least distance
-    /// between two watermarks changes nothing.
+    /// The watermarks with `vm.watermark_scale_factor` set, in ten-thousandths. A factor below the minimum distance of
+    /// two watermarks has no effect.
     pub(crate) fn scaled(self, factor: Option<u32>) -> Self {
         let Some(factor) = factor else {
             return self;
@@ -58,13 +57,13 @@ impl Watermarks {
         }
     }
 
-    /// Size of a node of which programs may use so much.
+    /// Size of a node that leaves `usable` to programs.
     pub(crate) fn around(self, usable: ByteCount) -> ByteCount {
         ByteCount(usable.0 * 1000 / (1000 - u64::from(self.low_milli)))
     }
 }
 
-/// The allocator.
+/// The page allocator of a node.
 #[derive(Debug, Clone)]
 pub(crate) struct Node {
     frames: Range<u32>,
@@ -72,16 +71,16 @@ pub(crate) struct Node {
     per_block: u32,
     /// First frames of free blocks, lowest last.
     blocks: Vec<u32>,
-    /// Free frames outside of these.
+    /// Free frames outside free blocks.
     pages: Vec<u32>,
-    /// Whether pages were freed since they were last put together.
+    /// Whether pages were freed since the last merge.
     loose: bool,
-    /// First frames of the blocks that a balloon holds.
+    /// First frames of blocks in the balloon.
     held: Vec<u32>,
 }
 
 impl Node {
-    /// A node of these frames, all free; both ends are multiples of a block's `per_block` frames.
+    /// A node of these free frames; both ends are multiples of `per_block`, the frames of a block.
     pub(crate) fn new(frames: Range<u32>, per_block: u32, watermarks: Watermarks) -> Self {
         debug_assert!(
             [frames.start, frames.end]
@@ -104,34 +103,34 @@ impl Node {
         self.frames.clone()
     }
 
-    /// Frames that no balloon holds.
+    /// Number of frames outside the balloon.
     pub(crate) fn managed(&self) -> u32 {
         self.frames.len() as u32 - self.held.len() as u32 * self.per_block
     }
 
-    /// Frames that are free.
+    /// Number of free frames.
     pub(crate) fn free(&self) -> u32 {
         self.blocks.len() as u32 * self.per_block + self.pages.len() as u32
     }
 
-    /// Frames that are free above what allocations leave.
+    /// Number of free frames above the watermark of allocations.
     pub(crate) fn usable(&self) -> u32 {
         self.free()
             .saturating_sub(self.part(self.watermarks.low_milli))
     }
 
-    /// Frames that are free above what promotions leave.
+    /// Number of free frames above the watermark of promotions.
     pub(crate) fn promotable(&self) -> u32 {
         self.free()
             .saturating_sub(self.part(self.watermarks.high_milli))
     }
 
-    /// Whether promotions find less than they leave.
+    /// Whether free memory is below the watermark of promotions.
     pub(crate) fn is_short(&self) -> bool {
         self.free() < self.part(self.watermarks.high_milli)
     }
 
-    /// Whether reclaim still has to free memory.
+    /// Whether reclaim has not reached its target.
     pub(crate) fn wants_more(&self) -> bool {
         self.free() < self.part(self.watermarks.wanted_milli)
     }
@@ -140,7 +139,7 @@ impl Node {
         (u64::from(self.managed()) * u64::from(milli) / 1000) as u32
     }
 
-    /// A frame.
+    /// Allocates a frame.
     pub(crate) fn take_page(&mut self) -> Option<u32> {
         if self.pages.is_empty() {
             let block = self.blocks.pop()?;
@@ -149,7 +148,7 @@ impl Node {
         self.pages.pop()
     }
 
-    /// The first of a block's frames.
+    /// Allocates a block; returns its first frame.
     pub(crate) fn take_block(&mut self) -> Option<u32> {
         if self.blocks.is_empty() && self.loose && self.pages.len() >= self.per_block as usize {
             self.compact();
@@ -157,34 +156,34 @@ impl Node {
         self.blocks.pop()
     }
 
-    /// Gives a free block to the balloon; tells its first frame.
+    /// Moves a free block to the balloon; returns its first frame.
     pub(crate) fn hold_block(&mut self) -> Option<u32> {
         let first = self.take_block()?;
         self.held.push(first);
         Some(first)
     }
 
-    /// Takes a block back from the balloon; true when it held one.
+    /// Returns a block from the balloon; false if the balloon is empty.
     pub(crate) fn release_block(&mut self) -> bool {
         let first = self.held.pop();
         first.into_iter().for_each(|first| self.give_block(first));
         first.is_some()
     }
 
-    /// Takes a frame back.
+    /// Frees a frame.
     pub(crate) fn give_page(&mut self, frame: u32) {
         debug_assert!(self.frames.contains(&frame));
         self.pages.push(frame);
         self.loose = true;
     }
 
-    /// Takes a block back.
+    /// Frees a block.
     pub(crate) fn give_block(&mut self, first: u32) {
         debug_assert!(self.frames.contains(&first) && first.is_multiple_of(self.per_block));
         self.blocks.push(first);
     }
 
-    /// Puts pages together to blocks, as far as whole ones are free.
+    /// Merges free pages into whole free blocks.
     fn compact(&mut self) {
         self.loose = false;
         self.pages.sort_unstable_by(|a, b| b.cmp(a));
@@ -192,7 +191,7 @@ impl Node {
         let mut kept = Vec::with_capacity(self.pages.len());
         let mut rest = &self.pages[..];
         while let Some(&frame) = rest.first() {
-            // Sorted downwards: a whole block ends at its first frame.
+            // Sorted in descending order, so a whole block ends with its first frame.
             let whole = rest.len() >= n
                 && (frame + 1).is_multiple_of(self.per_block)
                 && rest[n - 1] == frame + 1 - self.per_block;
@@ -236,7 +235,7 @@ mod tests {
                 prop_assert_eq!(all.len() as u32 + node.free(), 128);
                 prop_assert!(all.iter().all(|f| node.frames().contains(f)));
             }
-            // All that comes back makes whole blocks again.
+            // Freed pages merge into whole blocks.
             pages.drain(..).for_each(|p| node.give_page(p));
             blocks.drain(..).for_each(|b| node.give_block(b));
             while let Some(block) = node.take_block() {

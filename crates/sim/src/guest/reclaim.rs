@@ -1,4 +1,4 @@
-//! What reclaim does with the pages of a guest's fast node.
+//! Reclaim of a guest's fast node.
 
 use demeter_policy::GuestVirtAddr;
 
@@ -8,25 +8,25 @@ use crate::machine::ledger::Cause;
 use crate::machine::memory::TierId;
 use crate::reclaim::{Reclaimable, Seen};
 
-/// The fast node's frames, and who looks at them.
+/// The fast node's frames, and the actor that scans them.
 struct FastNode<'a, 'b> {
     guest: &'a mut Guest,
     actor: &'a mut Actor<'b>,
 }
 
 impl Guest {
-    /// Whether promotions find less free fast memory than they leave free.
+    /// Whether free fast memory is below the watermark of promotions.
     pub(crate) fn is_short(&self) -> bool {
         self.nodes[0].is_short()
     }
 
-    /// Whether reclaim still has to free memory.
+    /// Whether reclaim has not reached its target.
     pub(crate) fn wants_more(&self) -> bool {
         self.nodes[0].wants_more()
     }
 
-    /// Demotes until enough is free, there is nothing to demote, or it is `until_ps`; true when
-    /// there is no more to do.
+    /// Demotes pages until the target is reached, no candidate is left, or it is `until_ps`. Returns true if no work is
+    /// left.
     pub(crate) fn reclaim(&mut self, actor: &mut Actor<'_>, until_ps: u64) -> bool {
         let mut lists = std::mem::take(&mut self.lists);
         let mut node = FastNode { guest: self, actor };
@@ -41,7 +41,7 @@ impl FastNode<'_, '_> {
         self.guest.nodes[0].frames().start + place
     }
 
-    /// Takes a page's bit; tells it, and how many real pages it is. As on x86, the bit is cleared
+    /// Clears a page's accessed bit; returns the old bit and the number of real pages. As on x86, the bit is cleared
     /// without a flush.
     fn look(&mut self, place: u32) -> (bool, u64) {
         let Some(used) = self.guest.frames.used(self.frame(place)) else {

@@ -1,18 +1,17 @@
-//! Shadows: a page that is promoted leaves its old frame behind, and as long as nobody writes to
-//! it, its demotion copies nothing (Nomad, section 3.2).
+//! Shadow pages: the old frame of a promoted page, kept as a clean copy (Nomad, section 3.2).
 //!
 //! # Problem
-//! A page that goes up and down again is copied twice, though it may not have changed.
+//! A page that is promoted and demoted is copied twice, even if it did not change.
 //!
 //! # Approach
-//! A page is copied while it is mapped. Its dirty bit is cleared before and tested after; if it was
-//! written to, the copy is thrown away. Else the page is mapped at its new frame, write-protected,
-//! and the old frame is its shadow. The first store faults, and frees the shadow. A demotion of a
-//! page that still has one maps the shadow. Where the slow node runs out of frames, shadows are freed.
+//! A page is copied while it is mapped. Its dirty bit is cleared before the copy and tested after it. If the page was
+//! written to, the copy is discarded. If not, the page is mapped write-protected at its new frame, and the old frame
+//! becomes its shadow. The first store faults and frees the shadow. Demoting a page with a shadow just maps the shadow.
+//! If the slow node runs out of frames, shadows are freed.
 //!
 //! # Properties
 //! - A frame is free, mapped once, or a shadow.
-//! - A page that has a shadow was not written to since it was promoted.
+//! - A page with a shadow was not written to since its promotion.
 
 use demeter_policy::GuestVirtAddr;
 
@@ -22,12 +21,12 @@ use crate::machine::ledger::Cause;
 use crate::machine::memory::TierId;
 use crate::machine::radix::PageSize;
 
-/// Shadows that are freed for one frame that the slow node lacks.
+/// Shadows freed for one missing frame of the slow node.
 const FREED_AT_ONCE: usize = 10;
 
 impl Guest {
-    /// Begins to copy a base page of the slow node that stays mapped: its dirty bit is cleared,
-    /// its translation flushed. Tells what copying one real page takes, if it can be copied.
+    /// Starts to copy a base page of the slow node that stays mapped: clears its dirty bit and flushes its translation.
+    /// Returns the time to copy one real page, or none if it cannot be copied.
     pub(crate) fn begin_copy(&mut self, gva: GuestVirtAddr, actor: &mut Actor<'_>) -> Option<u64> {
         let (entry, size) = self.tables.find_mut(gva)?;
         if size != PageSize::Base || entry.index() < self.nodes[1].frames().start {
@@ -47,8 +46,8 @@ impl Guest {
         found.is_some_and(|(entry, _)| entry.is_dirty())
     }
 
-    /// Ends what [`Self::begin_copy`] began, unless fast memory is full: the page is mapped at its
-    /// copy, and its old frame is its shadow. True when it did.
+    /// Completes [`Self::begin_copy`]: maps the page at its copy and keeps the old frame as its shadow. Returns false
+    /// if fast memory is full.
     pub(crate) fn commit_copy(&mut self, gva: GuestVirtAddr, actor: &mut Actor<'_>) -> bool {
         let Some((entry, PageSize::Base)) = self.tables.find(gva) else {
             return false;
@@ -73,13 +72,12 @@ impl Guest {
         true
     }
 
-    /// Gives a page back that was to be copied and was written to meanwhile: it is unmapped for a
-    /// moment all the same.
+    /// Abandons the copy of a page that was written to meanwhile. The page was unmapped briefly anyway.
     pub(crate) fn abort_copy(&self, gva: GuestVirtAddr, actor: &mut Actor<'_>) {
         actor.flush_page(self.page_start(gva, PageSize::Base));
     }
 
-    /// Handles a fault on a write-protected page: its shadow is freed. False if it is none.
+    /// Handles a fault on a write-protected page: frees its shadow. Returns false if the page is not write-protected.
     pub(crate) fn write_fault(&mut self, gva: GuestVirtAddr, actor: &mut Actor<'_>) -> bool {
         let Some((entry, _)) = self.tables.find_mut(gva) else {
             return false;
@@ -96,7 +94,7 @@ impl Guest {
         true
     }
 
-    /// Demotes a page to its shadow, if it has one; true when it did.
+    /// Demotes a page to its shadow; returns false if it has none.
     pub(super) fn return_to_shadow(
         &mut self,
         gva: GuestVirtAddr,
@@ -121,14 +119,14 @@ impl Guest {
         true
     }
 
-    /// Bytes of all shadows, and of the index that finds them.
+    /// Bytes of all shadows and of their index.
     pub(crate) fn shadow_bytes(&self) -> u64 {
         let entries = self.shadows.len() as u64;
         entries * self.bytes(PageSize::Base)
             + ((entries * size_of::<(u32, u32)>() as u64) << self.k())
     }
 
-    /// A frame of the slow node; shadows are freed for it where that is full.
+    /// Allocates a frame of the slow node; frees shadows if the node is full.
     pub(super) fn slow_page(&mut self) -> Option<u32> {
         if let Some(frame) = self.nodes[1].take_page() {
             return Some(frame);

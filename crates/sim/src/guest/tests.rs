@@ -15,7 +15,7 @@ use crate::machine::tier::TierModel;
 use crate::machine::walk::Space;
 use crate::program::Access;
 
-/// A guest of 8 MiB fast and 32 MiB slow memory, and what acts in it.
+/// A guest of 8 MiB fast and 32 MiB slow memory, and its actor.
 pub(crate) struct Bench {
     pub(crate) guest: Guest,
     vcpus: Vec<Vcpu>,
@@ -35,7 +35,7 @@ impl Bench {
         )
     }
 
-    /// The same with nodes of these sizes.
+    /// A bench with nodes of these sizes.
     pub(crate) fn with(
         k: u32,
         nodes: [ByteCount; 2],
@@ -69,7 +69,7 @@ impl Bench {
         }
     }
 
-    /// The program loads from an address, through the first core and its TLB.
+    /// Loads from an address as the program, through the first core and its TLB.
     pub(crate) fn load(&mut self, gva: GuestVirtAddr) {
         let (mut sampler, mut bill) = (Sampler::new(self.k), Bill::default());
         let mut tables = Tables {
@@ -119,7 +119,7 @@ impl Bench {
         }])[0]
     }
 
-    /// Touches every page; tells how much fitted.
+    /// Touches every page; returns the bytes that fitted.
     pub(crate) fn fill(&mut self, base: GuestVirtAddr, bytes: u64) -> u64 {
         let mut at = 0;
         while at < bytes {
@@ -137,7 +137,7 @@ impl Bench {
         self.guest.placement(&range).map(|b| b.0)
     }
 
-    /// Neither frames nor time were lost or invented.
+    /// Checks that no frame or time was lost or invented.
     fn check(&mut self) {
         self.guest.check_frames();
         let bills = self.vcpus.iter().map(|v| (v.bill.total(), v.clock_ps));
@@ -166,7 +166,7 @@ fn huge_pages_in_the_fast_node_and_small_ones_where_it_overflows() {
     assert_eq!(b.guest.tables.find(base).unwrap().1, PageSize::Huge);
     let last = GuestVirtAddr(base.0 + 19 * MIB);
     assert_eq!(b.guest.tables.find(last).unwrap().1, PageSize::Base);
-    // A program that needs more than there is is told so.
+    // A program that needs too much memory gets an error.
     let more = b.map(40 * MIB);
     assert!(b.fill(more, 40 * MIB) < 40 * MIB);
     b.check();
@@ -217,9 +217,9 @@ fn reclaim_demotes_what_was_not_accessed() {
     let mut b = Bench::new(0, false);
     let base = b.map(20 * MIB);
     b.fill(base, 20 * MIB);
-    // The first half is in use: its accessed bits are set at every look.
+    // The first half is in use: its accessed bits are set before every scan.
     let used = base..GuestVirtAddr(base.0 + 4 * MIB);
-    // Turns of a page each: the first half is accessed between any two.
+    // In turns of one page each: the first half is accessed before every turn.
     for _ in 0..6000 {
         let walk = |g: &mut Guest| {
             g.tables.for_each(used.clone(), |_, e, _| e.mark(false));
@@ -276,7 +276,7 @@ fn a_balloon_that_spares_what_is_hot_takes_another_block() {
 }
 
 proptest! {
-    /// Whatever is moved, no frame is lost or mapped twice, and time adds up.
+    /// Migrations lose no frame and map none twice, and time adds up.
     #[test]
     fn pages_and_time_are_conserved(
         k in 0u32..4,

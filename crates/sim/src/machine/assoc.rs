@@ -1,25 +1,24 @@
-//! A set-associative array with exact LRU replacement: what TLBs, page-walk caches and data
-//! caches are made of.
+//! A set-associative array with exact LRU replacement, used for TLBs, page-walk caches and data caches.
 //!
 //! # Problem
-//! Every simulated access asks several such arrays, so that a look-up may cost a few nanoseconds
-//! only, and yet the model must be the textbook's, not an approximation of it.
+//! Every simulated access looks up several such arrays, so a look-up may take a few nanoseconds only. Even so, the
+//! model must be exact LRU, not an approximation.
 //!
 //! # Approach
-//! A set is one small block of memory: 32-bit tags that are compared all at once, and the LRU
-//! order as a permutation of way numbers in the nibbles of one word, most recent first.
+//! A set is one small block of memory. Its 32-bit tags are compared all at once. The LRU order is a permutation of way
+//! numbers in the nibbles of one word, most recent first.
 //!
 //! # Properties
-//! - Hits and victims are those of a list that moves what is touched to its front.
-//! - What was invalidated is replaced first.
+//! - Hits and victims equal those of a list that moves each touched entry to its front.
+//! - Invalidated ways are replaced first.
 
-/// The most ways of a set: as many as a word has nibbles.
+/// The maximum number of ways, one for each nibble of a word.
 pub(crate) const WAYS_MAX: usize = 16;
 
-/// The tag of a way that holds nothing.
+/// The tag of an empty way.
 const EMPTY: u32 = u32::MAX;
 
-/// Way numbers in their own order.
+/// The identity permutation of way numbers.
 const IDENTITY: u64 = 0xfedc_ba98_7654_3210;
 
 /// One in every nibble.
@@ -35,12 +34,12 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// Whether such an array can be: a power of two of sets, and 1 to `ways_max` ways.
+    /// Whether this geometry is valid: a power of two of sets, and 1 to `ways_max` ways.
     pub(crate) fn is_sound(self, ways_max: usize) -> bool {
         self.sets.is_power_of_two() && (1..=ways_max as u32).contains(&self.ways)
     }
 
-    /// The same with `2^bits` times fewer sets, at least one.
+    /// The geometry with `2^bits` times fewer sets, at least one.
     pub(crate) fn shrunk(self, bits: u32) -> Self {
         Self {
             sets: (self.sets >> bits).max(1),
@@ -49,7 +48,7 @@ impl Geometry {
     }
 }
 
-/// The tags that equal `tag`, as bits. `W` is 4, 12 or 16.
+/// Bit mask of the tags that equal `tag`. `W` is 4, 12 or 16.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn equal<const W: usize>(tags: &[u32; W], tag: u32) -> u32 {
@@ -57,7 +56,7 @@ fn equal<const W: usize>(tags: &[u32; W], tag: u32) -> u32 {
         __m128i, _mm_castsi128_ps, _mm_cmpeq_epi32, _mm_movemask_epi8, _mm_movemask_ps,
         _mm_packs_epi16, _mm_packs_epi32, _mm_set_epi32, _mm_set1_epi32, _mm_setzero_si128,
     };
-    // SAFETY: SSE2, which these belong to, is part of every x86-64; they touch no memory.
+    // SAFETY: these intrinsics are SSE2, part of every x86-64; they touch no memory.
     unsafe {
         let four = |i: usize| -> __m128i {
             let t = |j: usize| tags[i + j] as i32;
@@ -80,7 +79,7 @@ fn equal<const W: usize>(tags: &[u32; W], tag: u32) -> u32 {
     }
 }
 
-/// The tags that equal `tag`, as bits.
+/// Bit mask of the tags that equal `tag`.
 #[cfg(not(target_arch = "x86_64"))]
 #[inline(always)]
 fn equal<const W: usize>(tags: &[u32; W], tag: u32) -> u32 {
@@ -94,7 +93,7 @@ fn equal<const W: usize>(tags: &[u32; W], tag: u32) -> u32 {
 #[repr(align(64))]
 struct Set<T, const W: usize> {
     tags: [u32; W],
-    /// Way numbers by recency; only the first `ways` nibbles count.
+    /// Way numbers by recency; only the first `ways` nibbles are used.
     order: u64,
     values: [T; W],
 }
@@ -117,7 +116,7 @@ impl<T: Copy + Default, const W: usize> Set<T, W> {
     /// Bit position of `way` in the order.
     #[inline(always)]
     fn position(&self, way: usize) -> u32 {
-        // The lowest nibble that is zero after the XOR; borrows only reach higher ones.
+        // Finds the lowest nibble that is zero after the XOR; borrows only reach higher ones.
         let x = self.order ^ (ONES * way as u64);
         (x.wrapping_sub(ONES) & !x & (ONES << 3)).trailing_zeros() & !3
     }
@@ -132,14 +131,14 @@ impl<T: Copy + Default, const W: usize> Set<T, W> {
         self.order = self.order & !moved | (self.order & before) << 4 | way as u64;
     }
 
-    /// Puts a tag in the place of the least recent, as the most recent.
+    /// Replaces the least recent tag; the new one becomes the most recent.
     #[inline(always)]
     fn replace(&mut self, tag: u32, value: T, ways: u32) {
         let end = 4 * (ways - 1);
         let victim = self.order >> end & 0xf;
         let used = u64::MAX >> (60 - end);
         self.order = self.order & !used | (self.order << 4 & used) | victim;
-        // A nibble is below 16; the remainder spares a check where there are 16 ways.
+        // A nibble is below 16, so with 16 ways the remainder removes the bounds check.
         let way = victim as usize % W;
         self.tags[way] = tag;
         self.values[way] = value;
@@ -158,9 +157,9 @@ impl<T: Copy + Default, const W: usize> Set<T, W> {
     }
 }
 
-/// The array. `W` is the room for ways, at most [`WAYS_MAX`]; an array may use fewer.
+/// A set-associative array. `W` is the capacity in ways, at most [`WAYS_MAX`]; an array may use fewer.
 ///
-/// A key's low bits choose the set, the rest is the tag: keys must be below `sets × (2^32 - 1)`.
+/// The low bits of a key choose the set, the rest is the tag. Keys must be below `sets × (2^32 - 1)`.
 #[derive(Debug, Clone)]
 pub(crate) struct Assoc<T, const W: usize> {
     sets: Box<[Set<T, W>]>,
@@ -169,7 +168,7 @@ pub(crate) struct Assoc<T, const W: usize> {
 }
 
 impl<T: Copy + Default, const W: usize> Assoc<T, W> {
-    /// An empty array. The geometry is sound for `W`.
+    /// An empty array. The geometry must be valid for `W`.
     pub(crate) fn new(geometry: Geometry) -> Self {
         debug_assert!(W <= WAYS_MAX && geometry.is_sound(W), "{geometry:?}");
         Self {
@@ -196,7 +195,7 @@ impl<T: Copy + Default, const W: usize> Assoc<T, W> {
         Some(&mut set.values[way])
     }
 
-    /// Puts a key that is not there in, as the most recent, in the place of the least recent.
+    /// Inserts an absent key as the most recent, in place of the least recent.
     #[inline(always)]
     pub(crate) fn insert(&mut self, key: u64, value: T) {
         let (set, tag) = self.split(key);
@@ -205,7 +204,7 @@ impl<T: Copy + Default, const W: usize> Assoc<T, W> {
         set.replace(tag, value, ways);
     }
 
-    /// Looks a key up and puts it in if it is not there; true when it was. The most recent then.
+    /// Looks a key up, or inserts it if absent, and makes it the most recent. Returns true for a hit.
     #[inline(always)]
     pub(crate) fn touch(&mut self, key: u64, value: T) -> bool {
         let (set, tag) = self.split(key);
@@ -223,7 +222,7 @@ impl<T: Copy + Default, const W: usize> Assoc<T, W> {
         }
     }
 
-    /// Where the set of a key lies in this computer's memory, for a prefetch.
+    /// Address of a key's set in the simulator's own memory, for a prefetch.
     #[inline(always)]
     pub(crate) fn place(&self, key: u64) -> *const u8 {
         (&raw const self.sets[self.split(key).0]).cast()
@@ -240,7 +239,7 @@ impl<T: Copy + Default, const W: usize> Assoc<T, W> {
         }
     }
 
-    /// Drops every key for which `keep` does not hold.
+    /// Drops every key for which `keep` returns false.
     pub(crate) fn retain(&mut self, mut keep: impl FnMut(u64) -> bool) {
         let (set_bits, ways) = (self.set_bits, self.ways);
         for (index, set) in self.sets.iter_mut().enumerate() {
@@ -261,7 +260,7 @@ mod tests {
 
     use super::*;
 
-    /// The obvious twin: one list for each set, most recent first.
+    /// A reference model: one list for each set, most recent first.
     struct Lists {
         sets: Vec<Vec<(u64, u16)>>,
         ways: usize,
@@ -305,7 +304,7 @@ mod tests {
     }
 
     proptest! {
-        /// Same hits and same values as the twin, whatever the shape.
+        /// The array has the same hits and values as the reference model, for any shape.
         #[test]
         fn behaves_as_lists_do(
             set_bits in 0u32..4,

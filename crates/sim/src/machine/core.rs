@@ -1,16 +1,14 @@
-//! A core: its TLBs, page-walk caches and two levels of data cache; and the loop that runs a
-//! program's accesses through them.
+//! A CPU core: TLBs, page-walk caches, two levels of data cache, and the loop that runs a program's accesses.
 //!
 //! # Approach
-//! An access to the line of the one before it, or to its page, takes a short cut; both are the
-//! most recent of their sets anyway, so that nothing is lost. Everything else is looked up. What
-//! an access costs is charged where its data, and each reference of its walk, are found.
+//! An access to the same line or page as the previous access takes a short cut. That line and page are the most recent
+//! of their sets, so the LRU order stays exact. Every other access is looked up. Each access, and each reference of its
+//! page walk, is charged by the level that holds its data.
 //!
-//! Loads wait for their data, and so do stores (they read the line first). Where a program's misses do not depend on
-//! each other each is charged a part of its latency, as others are under way meanwhile, or its transfer if that takes longer;
-//! walks come one after the other all the same. A line that is written
-//! right after it was read is written back later, which takes bandwidth only. A miss on the line
-//! after one of the last misses is part of a stream, which prefetchers see coming: it costs its
+//! Loads wait for their data. Stores wait too, as they read the line first. If a program's misses are independent,
+//! several are in flight: each is charged a part of its latency, or its transfer time if that is longer. Page walks are
+//! always serial. A line that is written right after it was read is written back later, which takes bandwidth only. A
+//! miss on the line after a recent miss belongs to a stream. Prefetchers predict streams, so such a miss costs its
 //! transfer only.
 
 use demeter_policy::damon::SPACES_TO_FLUSH;
@@ -28,49 +26,49 @@ use super::tlb::{Tlb, Translation};
 use super::walk::{Fault, Mapping, SecondLevel, Space, WalkCaches, native, nested};
 use crate::program::Access;
 
-/// Accesses by which prefetches of the simulator's own memory run ahead: of the guest's page table
-/// entry, of the second-level entry that it leads to, and of the third-level cache's set.
+/// How many accesses ahead the simulator prefetches its own data structures: the guest's page table entry, the
+/// second-level entry, and the set of the third-level cache.
 const AHEAD: [usize; 3] = [18, 12, 6];
 
-/// Streams that a core's prefetchers follow at a time (assumed; the lab's plugin has as many).
+/// Streams that a core's prefetchers follow at once (assumed; the lab's plugin follows as many).
 const STREAMS: usize = 8;
 
-/// No line and no page has this number.
+/// A number that no line and no page has.
 const NOTHING: u64 = u64::MAX;
 
 /// The page tables that a core walks.
 pub(crate) struct Tables<'a> {
-    /// The guest's.
+    /// The guest's page tables.
     pub(crate) guest: &'a mut Radix<GuestVirtAddr>,
-    /// The hypervisor's for this guest. Not used without one.
+    /// The hypervisor's tables for this guest. Unused without a hypervisor.
     pub(crate) host: &'a mut Radix<GuestPhysAddr>,
-    /// The 4 KiB page of host memory where these begin.
+    /// The 4 KiB page of host memory where the host tables begin.
     pub(crate) host_first_page: u32,
-    /// What is translated without them.
+    /// Segments, which translate without page tables.
     pub(crate) segments: &'a Segments,
-    /// The VM's.
+    /// The VM's address space.
     pub(crate) space: Space,
 }
 
-/// How far a run came.
+/// How many accesses a run completed, and why it stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Progress {
-    /// Accesses that are done.
+    /// Accesses completed.
     pub(crate) done: usize,
-    /// Why the next one could not be.
+    /// The fault of the next access, if it stopped the run.
     pub(crate) fault: Option<Fault>,
-    /// Records that the sampling unit wrote.
+    /// Records written by the sampling unit.
     pub(crate) records: u64,
 }
 
-/// The access before.
+/// The previous access.
 #[derive(Debug, Clone, Copy)]
 struct Last {
     /// Its virtual line and page.
     line: u64,
     page: u64,
     frame: u32,
-    /// Whether stores may take the short cut too.
+    /// Whether stores may take the short cut, too.
     dirty: bool,
 }
 
@@ -81,29 +79,28 @@ const NO_LAST: Last = Last {
     dirty: false,
 };
 
-/// The data caches of a core, with what they cost.
+/// The data caches of a core and their latencies.
 #[derive(Debug, Clone)]
 struct Caches {
     l1: Assoc<(), 12>,
     l2: Assoc<(), 16>,
     hit_ps: [u64; 2],
-    /// The last line of each stream, or of what may become one.
+    /// The last line of each stream or possible stream.
     streams: [u64; STREAMS],
-    /// Which of them is given up next.
+    /// The stream to replace next.
     oldest: usize,
-    /// The tier that the line of the last access came from, if it is to be written back once a
-    /// store goes to it.
+    /// The tier of the last line while that line is clean. A store to it will cause a write-back to this tier.
     clean_from: Option<TierId>,
 }
 
-/// Where a line was found, and what that cost.
+/// Where a line was found, and the cost.
 struct Found {
     ps: u64,
     cause: Cause,
 }
 
 impl Caches {
-    /// A store goes to the line of the last access: it will be written back, once.
+    /// Counts one write-back, for a store to the line of the last access.
     #[inline(always)]
     fn write_back(&mut self, memory: &mut Memory) {
         if let Some(id) = self.clean_from.take() {
@@ -112,11 +109,11 @@ impl Caches {
         }
     }
 
-    /// Whether a miss on this line continues a stream; otherwise it may begin one.
+    /// Whether a miss on this line continues a stream. If not, the line may begin a stream.
     #[inline(always)]
     fn is_predicted(&mut self, line: u64) -> bool {
         let before = line.wrapping_sub(1);
-        // Without branches, as any of them may match.
+        // Without branches, as any stream may match.
         let matches = self.streams.iter().enumerate();
         let matches = matches.fold(0u32, |m, (i, &last)| m | u32::from(last == before) << i);
         let is_predicted = matches != 0;
@@ -130,7 +127,7 @@ impl Caches {
         is_predicted
     }
 
-    /// Brings a line in. `stream`: whether the next line in a row comes cheaper.
+    /// Fetches a line. With `stream`, the next line in a row costs less.
     #[inline(always)]
     fn fetch<const CACHES: bool>(&mut self, memory: &mut Memory, line: u64, stream: bool) -> Found {
         if CACHES {
@@ -174,7 +171,7 @@ impl Caches {
         Found { ps, cause }
     }
 
-    /// The same from memory that the memory controller tiers. Most machines have none.
+    /// Fetches a line from memory that the memory controller tiers. Out of line, as most machines have no such memory.
     #[cold]
     #[inline(never)]
     fn fetch_flat(&mut self, memory: &mut Memory, line: u64, stream: bool) -> Found {
@@ -182,7 +179,7 @@ impl Caches {
         let [fast, slow] = &mut memory.tiers;
         let is_predicted = stream && self.is_predicted(line);
         if stream {
-            // Whatever is accessed is in fast memory then.
+            // The memory controller has moved the accessed line to fast memory.
             self.clean_from = Some(TierId::Fast);
         }
         fast.lines_read += 1;
@@ -206,14 +203,14 @@ impl Caches {
     }
 }
 
-/// What became of translations that no TLB had.
+/// Counts of TLB misses and of their page walks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Walks {
     /// Walks that ended with a translation.
     pub(crate) walks: u64,
     /// Entries of page tables that were read.
     pub(crate) references: u64,
-    /// Time of the walks, without the TLBs'.
+    /// Time of the walks, without TLB latencies.
     pub(crate) ps: u64,
     /// Translations by segments alone.
     pub(crate) by_segment: u64,
@@ -222,7 +219,7 @@ pub(crate) struct Walks {
 /// A core.
 #[derive(Debug, Clone)]
 pub(crate) struct Core {
-    /// Counted as if each stood for itself alone.
+    /// Counts per simulated access, not scaled by the pages that it stands for.
     pub(crate) walks: Walks,
     tlb: Tlb,
     guest_walk: WalkCaches,
@@ -230,7 +227,7 @@ pub(crate) struct Core {
     caches: Caches,
     tlb_second_ps: u64,
     bound_check_ps: u64,
-    /// Misses of the program that are under way at once.
+    /// Misses of the program that are in flight at once.
     in_flight: u64,
     kind: TlbKind,
     page_bits: u32,
@@ -238,7 +235,7 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    /// A core with everything cold. Pages have `2^page_bits` bytes.
+    /// A core with empty caches. Pages have `2^page_bits` bytes.
     pub(crate) fn new(cpu: &CpuModel, page_bits: u32) -> Self {
         let [l1, l2, _] = cpu.caches;
         Self {
@@ -263,7 +260,7 @@ impl Core {
         }
     }
 
-    /// The same for a program of which so many misses are under way at once, as they do not depend on each other.
+    /// The core, for a program with this many independent misses in flight.
     pub(crate) fn overlapping(self, in_flight: u32) -> Self {
         Self {
             in_flight: u64::from(in_flight.max(1)),
@@ -271,8 +268,9 @@ impl Core {
         }
     }
 
-    /// Runs the first `count` accesses until they are done or one faults; those behind them are
-    /// what comes next. `sampler` is that of the virtual CPU that runs them. Time is charged to `bill`, as if each stood for itself alone.
+    /// Runs the first `count` accesses until all are done or one faults. The accesses behind them are used only for
+    /// prefetching. `sampler` belongs to the virtual CPU that runs them. `bill` is charged per simulated access,
+    /// unscaled.
     pub(crate) fn run<const NESTED: bool, const CACHES: bool>(
         &mut self,
         accesses: &[Access],
@@ -309,7 +307,7 @@ impl Core {
         }
     }
 
-    /// How many of the next accesses go to the line of the last one. A store among them marks it.
+    /// Counts the next accesses that go to the line of the last one. A store among them sets its dirty state.
     #[inline(always)]
     fn repeats(&mut self, accesses: &[Access], memory: &mut Memory) -> usize {
         let Last { line, dirty, .. } = self.last;
@@ -326,7 +324,7 @@ impl Core {
         count
     }
 
-    /// One access that is not to the line of the one before; true when it was sampled.
+    /// Runs one access to another line than the last. Returns true when it was sampled.
     #[inline(always)]
     fn access<const NESTED: bool, const CACHES: bool>(
         &mut self,
@@ -360,21 +358,21 @@ impl Core {
         Ok(!store && sampler.load(gva, ps + found.ps))
     }
 
-    /// What a program waits for a line while others are under way.
+    /// Time that a program waits for a line while other misses are in flight.
     #[cold]
     #[inline(never)]
     fn overlapped_ps(&self, found: &Found, memory: &Memory) -> u64 {
         let id = match found.cause {
             Cause::Fast => TierId::Fast,
             Cause::Slow => TierId::Slow,
-            // A hit is hidden already.
+            // An out-of-order core hides hits already.
             _ => return found.ps,
         };
         let transfer_ps = memory.tiers[id as usize].stream_ps;
         (found.ps / self.in_flight).max(transfer_ps.min(found.ps))
     }
 
-    /// Finds the frame of `gva`; returns the time it took.
+    /// Finds the frame of `gva`; returns the time that took.
     #[inline(always)]
     fn translate<const NESTED: bool, const CACHES: bool>(
         &mut self,
@@ -437,8 +435,9 @@ impl Core {
         Ok(self.tlb_second_ps + ps)
     }
 
-    /// A segment leads to `address` in host memory. Without a hypervisor its bounds are compared
-    /// beside the first TLB, which such pages never enter; with one beside the second.
+    /// Uses a segment's translation to `address` in host memory. Without a hypervisor, bounds are compared in parallel
+    /// with the first TLB, which never holds such pages. With a hypervisor, they are compared in parallel with the
+    /// second TLB.
     fn take_segment<const NESTED: bool>(
         &mut self,
         space: Space,
@@ -461,15 +460,15 @@ impl Core {
         self.tlb_second_ps
     }
 
-    /// Forgets the translations of one address of a space, and as the hardware does all of its
-    /// page-walk caches (`invlpg`, `invvpid`).
+    /// Drops the translations of one address of a space and all page-walk caches, as the hardware does (`invlpg`,
+    /// `invvpid`).
     pub(crate) fn flush_page(&mut self, space: Space, gva: GuestVirtAddr) {
         self.last = NO_LAST;
         self.tlb.invalidate(space, gva);
         self.guest_walk.clear_space(space);
     }
 
-    /// The same for a huge page.
+    /// Drops the translations of a huge page.
     pub(crate) fn flush_huge(&mut self, space: Space, gva: GuestVirtAddr) {
         match self.kind {
             TlbKind::Hardware => self.flush_page(space, gva),
@@ -477,8 +476,7 @@ impl Core {
         }
     }
 
-    /// Forgets everything of a space (`invept` single, `invvpid` of all addresses, a guest's full
-    /// flush).
+    /// Drops all translations of a space (`invept` single, `invvpid` all addresses, a guest's full flush).
     pub(crate) fn flush_space(&mut self, space: Space) {
         self.last = NO_LAST;
         self.tlb.clear_space(space);
@@ -486,7 +484,7 @@ impl Core {
         self.host_walk.clear_space(space);
     }
 
-    /// Address spaces that have to run here for a moment until nothing is held of another one.
+    /// Number of address spaces that must run here briefly to evict all other translations.
     pub(crate) fn spaces_to_flush(&self) -> u64 {
         match self.kind {
             TlbKind::Hardware => SPACES_TO_FLUSH as u64,
@@ -494,8 +492,7 @@ impl Core {
         }
     }
 
-    /// Another context than this space runs for a while: what was accessed last says nothing any
-    /// more.
+    /// Lets another context run for a while, which invalidates the short cuts of the last access.
     pub(crate) fn switch(&mut self, space: Space) {
         match self.kind {
             TlbKind::Hardware => self.last = NO_LAST,
@@ -504,8 +501,8 @@ impl Core {
     }
 }
 
-/// Walks the tables; `reference` is told each address that is read on the way. Tells how often bounds of a
-/// segment were compared, too.
+/// Walks the tables and passes each address that it reads to `reference`. Also returns how often segment bounds were
+/// compared.
 #[inline(always)]
 fn walk<const NESTED: bool>(
     tables: &mut Tables<'_>,
@@ -537,9 +534,9 @@ fn walk<const NESTED: bool>(
     Ok((mapping, second.bound_checks))
 }
 
-/// Brings the simulator's own memory that accesses further on will need into this computer's
-/// caches, step by step: each step needs what the one before has brought. What the page of the last access
-/// needs is there. Changes nothing.
+/// Prefetches the simulator's data structures for upcoming accesses into the caches of the real CPU. It works in steps,
+/// since each step needs data that the previous step fetched. The structures for the page of the last access are
+/// already cached. Changes no simulated state.
 #[inline(always)]
 fn look_ahead<const NESTED: bool, const CACHES: bool>(
     accesses: &[Access],

@@ -1,23 +1,23 @@
-//! CPU models: sizes and latencies of real processors' caches and TLBs, with their sources. A figure
-//! that no source gives is marked *assumed*.
+//! CPU models: sizes and latencies of real processors' caches and TLBs, with sources. Figures without a source are
+//! marked *assumed*.
 
 use super::assoc::{Geometry, WAYS_MAX};
 use super::cost::{CostModel, EMULATED_COSTS, EMULATED_HOST_COSTS, X86_COSTS};
 
-/// What kind of TLB a core has.
+/// The kind of a core's TLB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TlbKind {
-    /// A processor's: tagged by address space, an entry for each page of any size.
+    /// Hardware TLB: tagged by address space, one entry for a page of any size.
     Hardware,
-    /// An emulator's (QEMU's `cputlb`): huge pages are held piece by piece as base pages, to drop one
-    /// drops everything, and so does a context switch. Walks are the emulator's own work.
+    /// Emulated TLB (QEMU's `cputlb`). It holds huge pages in pieces, as base pages. Dropping one of them, or a context
+    /// switch, drops everything. Walks are the emulator's own work.
     Soft,
 }
 
 /// Entries of the TLBs and page-walk caches of a core.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TlbModel {
-    /// How it works.
+    /// How it is implemented.
     pub kind: TlbKind,
     /// First level, 4 KiB pages; at most 4 ways, as the next two.
     pub l1_4k: Geometry,
@@ -43,7 +43,7 @@ pub struct TlbModel {
 pub struct CacheModel {
     /// Its shape, in lines of 64 bytes.
     pub geometry: Geometry,
-    /// Load to use.
+    /// Load-to-use latency of a hit.
     pub hit_ps: u64,
 }
 
@@ -52,17 +52,17 @@ pub struct CacheModel {
 pub struct CpuModel {
     /// Its name.
     pub name: &'static str,
-    /// Levels of its page tables, 4 or 5: guest's and second-level.
+    /// Levels of its page tables, 4 or 5, for guest and second-level tables.
     pub levels: u32,
     /// TLBs and page-walk caches.
     pub tlb: TlbModel,
-    /// First and second level of each core, third level of all; at most 12, 16 and 12 ways.
+    /// First and second level of each core, and the shared third level; at most 12, 16 and 12 ways.
     pub caches: [CacheModel; 3],
     /// Costs of events.
     pub costs: CostModel,
-    /// Bytes per second that one core streams at best.
+    /// Bytes per second that one core can stream.
     pub core_stream_bytes_per_s: u64,
-    /// Comparing an address with a segment's bounds: a cycle, as direct segments' authors take it.
+    /// Comparing an address with a segment's bounds: one cycle, as assumed by the authors of direct segments.
     pub bound_check_ps: u64,
 }
 
@@ -72,8 +72,8 @@ const fn geometry(sets: u32, ways: u32) -> Geometry {
 
 /// Intel Ice Lake-SP (Xeon Gold 6354 class), 2.9 GHz.
 ///
-/// TLBs from Intel's optimization manual; the L2 of 20 ways and the L3 are rounded to what the
-/// model holds (16 and 12 ways, a power of two of sets).
+/// TLB sizes are from Intel's optimization manual. The L2 of 20 ways and the L3 are rounded to sizes that the model
+/// supports (16 and 12 ways, a power of two of sets).
 pub const ICE_LAKE_SP: CpuModel = CpuModel {
     name: "ice-lake-sp",
     levels: 4,
@@ -146,8 +146,8 @@ pub const ZEN_3: CpuModel = CpuModel {
 
 /// Intel Sandy Bridge-EN (Xeon E5-2430 class: six cores a socket), 2.2 GHz.
 ///
-/// TLBs and caches from Intel's optimization manual: its second TLB holds 4 KiB pages only. The L3 of 20
-/// ways is rounded to 12. Which of these processors direct segments' authors had is not known.
+/// TLBs and caches are from Intel's optimization manual: the second TLB holds 4 KiB pages only. The L3 of 20 ways is
+/// rounded to 12. The authors of direct segments do not name their exact model.
 pub const SANDY_BRIDGE: CpuModel = CpuModel {
     name: "sandy-bridge",
     tlb: TlbModel {
@@ -183,8 +183,8 @@ pub const SANDY_BRIDGE: CpuModel = CpuModel {
 
 /// The lab's emulator.
 ///
-/// Its only cache is the plugin's filter of 16 Ki lines. Hits and translations cost nothing of their
-/// own: what the emulator needs for them is part of the time that the next miss takes.
+/// Its only cache is the plugin's filter of 16 Ki lines. Hits and translations are free: the emulator's work for them
+/// is part of the time of the next miss.
 pub(crate) fn emulator() -> CpuModel {
     let nothing = CacheModel {
         geometry: geometry(1, 1),
@@ -213,7 +213,7 @@ pub(crate) fn emulator() -> CpuModel {
     }
 }
 
-/// The same as a host: what runs on it is its guest.
+/// The emulator as a host of VMs.
 pub(crate) fn emulated_host() -> CpuModel {
     CpuModel {
         name: "emulated-host",
@@ -222,11 +222,11 @@ pub(crate) fn emulated_host() -> CpuModel {
     }
 }
 
-/// Bytes per second that the emulated CPU copies: its own instructions are the bound. Measured:
-/// 320 MiB of huge pages in a second.
+/// Bytes per second that the emulated CPU copies, limited by its own instructions. Measured: 320 MiB of huge pages in a
+/// second.
 const EMULATED_STREAM: u64 = 350_000_000;
 
-/// Why a machine cannot be.
+/// Error: a geometry that the model does not support.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{part} of {sets} sets and {ways} ways: give a power of two of sets and 1 to {ways_max} ways"
@@ -239,7 +239,7 @@ pub struct UnsoundGeometry {
 }
 
 impl CpuModel {
-    /// Checks that every array can be.
+    /// Checks the geometry of every array.
     pub fn check(&self) -> Result<(), UnsoundGeometry> {
         let tlb = &self.tlb;
         let small = [tlb.l1_4k, tlb.l1_2m, tlb.l1_1g, tlb.l2_1g].map(|g| ("a TLB", g, 4));

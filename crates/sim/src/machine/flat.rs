@@ -3,35 +3,34 @@
 //! Zhong et al., OSDI 2024.
 //!
 //! # Problem
-//! Software that tiers pages must see who uses them, and moves 64 lines where one is hot.
+//! Software tiering must track accesses, and moves 64 lines even if only one is hot.
 //!
 //! # Approach
-//! A page of slow memory and one of fast memory are a *pair*. Each line of the one and its fellow of the other
-//! share a place in fast memory: whichever was accessed last is in it, the other one in slow memory. An
-//! access that misses finds its line in slow memory and exchanges the two. A bit with each line in fast
-//! memory tells which it is, so that a miss has read fast memory in vain: it waits for both (assumed, as is
-//! that a prefetched miss waits for its transfer only). Pages of fast memory without a fellow are *dedicated*.
+//! A page of slow memory and one of fast memory form a *pair*. Lines at equal offsets share a place in fast
+//! memory. The line accessed last is in fast memory, the other in slow memory. A miss fetches its line from slow memory
+//! and exchanges the two. A bit stored with each fast line tells which line it is, so a miss reads fast memory first
+//! and waits for both (assumed). A prefetched miss waits for its transfer only (assumed). Fast pages without a partner
+//! are *dedicated*.
 //!
-//! A simulated page has 64 lines, as a real one, each of which stands for those of all real pages that the page
-//! stands for.
+//! A simulated page has 64 lines, as a real one. Each stands for the lines of all real pages in the simulated page.
 //!
 //! # Properties
-//! - Of the two lines of a place one is in fast memory, the one that was accessed last.
+//! - Of the two lines of a place, the one accessed last is in fast memory.
 
 use super::tier::LINE_BYTES;
 
 /// Lines of a page.
 const LINES: u32 = (demeter_policy::PAGE_SIZE / LINE_BYTES) as u32;
 
-/// No page has this number.
+/// A number that no page has.
 const NONE: u32 = u32::MAX;
 
-/// Which pages of the host's memory are pairs, and where their lines are.
+/// The pairs of host pages, and the tier of each of their lines.
 #[derive(Debug, Clone)]
 pub(crate) struct Flat {
-    /// By page: the other one of its pair.
+    /// By page: the other page of its pair.
     fellow: Vec<u32>,
-    /// By page of fast memory: lines that are in slow memory, as bits.
+    /// By page of fast memory: bit mask of its lines that are in slow memory.
     away: Vec<u64>,
     /// First page of slow memory.
     slow: u32,
@@ -40,7 +39,7 @@ pub(crate) struct Flat {
 }
 
 impl Flat {
-    /// Pages of `2^page_bits` bytes, none of them in a pair; those from `slow` on are slow memory.
+    /// Unpaired pages of `2^page_bits` bytes; those from `slow` on are slow memory.
     pub(crate) fn new(page_bits: u32, slow: u32, pages: u32) -> Self {
         Self {
             fellow: vec![NONE; pages as usize],
@@ -50,7 +49,7 @@ impl Flat {
         }
     }
 
-    /// Makes a pair; all lines are at home.
+    /// Makes two pages a pair, with all lines in their own tier.
     pub(crate) fn join(&mut self, fast: u32, slow: u32) {
         debug_assert!(fast < self.slow && slow >= self.slow);
         self.fellow[fast as usize] = slow;
@@ -58,7 +57,7 @@ impl Flat {
         self.away[fast as usize] = 0;
     }
 
-    /// Makes two pages of a pair.
+    /// Splits a pair.
     pub(crate) fn part(&mut self, fast: u32) {
         let slow = std::mem::replace(&mut self.fellow[fast as usize], NONE);
         if let Some(fellow) = self.fellow.get_mut(slow as usize) {
@@ -67,13 +66,13 @@ impl Flat {
         self.away[fast as usize] = 0;
     }
 
-    /// The page of slow memory that a page of fast memory is in a pair with.
+    /// The slow page that is paired with a fast page.
     pub(crate) fn fellow(&self, fast: u32) -> Option<u32> {
         let fellow = self.fellow.get(fast as usize).copied();
         fellow.filter(|&fellow| fellow != NONE)
     }
 
-    /// Accesses a line, by its number in the host's memory. True when it was in fast memory.
+    /// Accesses a line, by its number in the host's memory. Returns true if it was in fast memory.
     pub(crate) fn access(&mut self, line: u64) -> bool {
         let page = (line >> self.page_lines) as u32;
         let Some(fellow) = self.fellow(page) else {
@@ -117,7 +116,7 @@ mod tests {
             let mut flat = Flat::new(12 + scale, 4, 8);
             flat.join(2, 4);
             flat.join(3, 5);
-            // By place, the page whose line is in fast memory.
+            // For each place, the page whose line is in fast memory.
             let mut there = BTreeMap::new();
             for (page, line) in accesses {
                 let place = if page < 4 { page } else { page - 2 };

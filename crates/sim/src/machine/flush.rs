@@ -1,12 +1,11 @@
-//! Counts of invalidations, by who ordered them and how much they reach.
+//! Counts of TLB invalidations by origin and extent.
 
-/// Invalidations, as Linux and KVM count them. Each of a scaled page stands for those of all the
-/// pages that it stands for.
+/// TLB invalidations, as Linux and KVM count them. A flush of a scaled page counts for all its real pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FlushCounts {
-    /// Addresses that a guest invalidated on the CPU it ran on (`nr_tlb_local_flush_one`).
+    /// Single addresses that a guest invalidated on the current CPU (`nr_tlb_local_flush_one`).
     pub guest_local_one: u64,
-    /// Full flushes of a guest on the CPU it ran on (`nr_tlb_local_flush_all`).
+    /// Full flushes of a guest on the current CPU (`nr_tlb_local_flush_all`).
     pub guest_local_all: u64,
     /// Shootdowns that a guest sent to its other CPUs (`nr_tlb_remote_flush`).
     pub guest_remote: u64,
@@ -17,7 +16,7 @@ pub struct FlushCounts {
 }
 
 impl FlushCounts {
-    /// All of them.
+    /// The sum of all counts.
     pub fn total(&self) -> u64 {
         self.guest_local_one
             + self.guest_local_all
@@ -26,7 +25,7 @@ impl FlushCounts {
             + self.host_invept
     }
 
-    /// Adds another's.
+    /// Adds another set of counts.
     pub fn add(&mut self, other: &Self) {
         self.guest_local_one += other.guest_local_one;
         self.guest_local_all += other.guest_local_all;
@@ -35,7 +34,7 @@ impl FlushCounts {
         self.host_invept += other.host_invept;
     }
 
-    /// Each by its name in results.
+    /// The counts with their names in results.
     pub fn by_name(&self) -> [(&'static str, u64); 5] {
         [
             ("flush_guest_local_one", self.guest_local_one),

@@ -1,8 +1,8 @@
-//! Where each virtual CPU's time went.
+//! The time of a virtual CPU, by cause.
 
 use strum::{Display, EnumCount, VariantArray};
 
-/// What time is spent on; results name it as here, in lower case.
+/// A cause of CPU time; results use these names in lower case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Display, EnumCount, VariantArray)]
 #[strum(serialize_all = "lowercase")]
 pub enum Cause {
@@ -10,31 +10,31 @@ pub enum Cause {
     Compute,
     /// Page walks and hits of the second-level TLB.
     Walk,
-    /// Data that caches had.
+    /// Data from caches.
     Cache,
     /// Data from the fast tier.
     Fast,
     /// Data from the slow tier.
     Slow,
-    /// Collecting what was accessed.
+    /// Collecting access information.
     Track,
-    /// Deciding what is hot and what moves.
+    /// Classifying pages and choosing moves.
     Classify,
     /// Moving pages.
     Migrate,
     /// Page faults.
     Fault,
-    /// Faults and exits that were provoked to see who uses a page.
+    /// Faults and exits provoked to detect accesses.
     Hint,
     /// Exits to the hypervisor, and its own faults.
     Exit,
     /// Invalidating translations.
     Flush,
-    /// Timer ticks, context switches, and the kernel's own threads that manage no tiers.
+    /// Timer ticks, context switches, and kernel threads that do not manage tiers.
     Kernel,
     /// Nothing to do.
     Idle,
-    /// Waiting for a core that others use.
+    /// Waiting for a core that others occupy.
     Steal,
 }
 
@@ -42,7 +42,7 @@ pub enum Cause {
 const CAUSES: usize = Cause::COUNT;
 
 impl Cause {
-    /// All of them, in order.
+    /// All causes, in order.
     pub const ALL: &[Self] = Self::VARIANTS;
 }
 
@@ -57,12 +57,12 @@ impl Bill {
         self.0[cause as usize] += ps;
     }
 
-    /// What a cause took.
+    /// Time of one cause.
     pub fn of(&self, cause: Cause) -> u64 {
         self.0[cause as usize]
     }
 
-    /// What all causes took.
+    /// Time of all causes.
     pub fn total(&self) -> u64 {
         self.0.iter().sum()
     }
@@ -75,7 +75,7 @@ impl Bill {
         other.total() << k
     }
 
-    /// What came on top of an earlier state of the same bill.
+    /// Time added since an earlier state of this bill.
     #[cfg(test)]
     pub fn since(&self, before: &Self) -> Self {
         Self(std::array::from_fn(|i| self.0[i] - before.0[i]))

@@ -1,4 +1,4 @@
-//! What cores share: the third-level cache and the memory tiers behind it.
+//! Memory shared by cores: the third-level cache and the tiers behind it.
 
 use super::assoc::Assoc;
 use super::cpu::CpuModel;
@@ -23,14 +23,14 @@ pub(crate) struct Memory {
     pub(crate) l3: Assoc<(), 12>,
     pub(crate) l3_hit_ps: u64,
     pub(crate) tiers: [Tier; 2],
-    /// What the memory controller tiers by itself.
+    /// Memory tiered by the memory controller.
     pub(crate) flat: Option<Box<Flat>>,
     /// First line of the slow tier.
     slow_line: u64,
 }
 
 impl Memory {
-    /// `fast_end`: host-physical address where the slow tier begins.
+    /// `fast_end` is the host-physical address where the slow tier begins.
     pub(crate) fn new(cpu: &CpuModel, tiers: [TierModel; 2], fast_end: u64) -> Self {
         Self {
             l3: Assoc::new(cpu.caches[2].geometry),

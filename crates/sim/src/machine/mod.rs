@@ -1,5 +1,4 @@
-//! The machine: cores with TLBs, page-walk caches and caches, page tables, memory tiers, and what
-//! each event costs.
+//! The machine model: cores with TLBs, page-walk caches and data caches; page tables; memory tiers; costs of events.
 
 pub(crate) mod actor;
 mod assoc;

@@ -1,6 +1,6 @@
-//! A hint to this computer's own caches.
+//! Prefetch hint for the real CPU's caches.
 
-/// Asks for the cache line at `place`, which may be anything.
+/// Prefetches the cache line at `place`, which may be any address.
 #[inline(always)]
 pub(crate) fn prefetch(place: *const u8) {
     #[cfg(target_arch = "x86_64")]

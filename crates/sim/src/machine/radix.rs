@@ -1,14 +1,14 @@
 //! Page tables: radix trees of four or five levels, as the hardware walks them.
 //!
 //! # Approach
-//! A simulated page stands for `2^k` real ones in a row, so that only the tables of the last level
-//! are smaller than real ones: `2^(9-k)` entries. All levels above, and so huge pages and
-//! page-walk caches, are the hardware's. Entries are 32 bits wide and lie in two arenas; an
-//! entry's *table address* is still that of 8 bytes in a table of 4 KiB, for the caches' sake.
+//! A simulated page stands for `2^k` contiguous real pages. Only tables of the last level are therefore smaller than
+//! real ones: they have `2^(9-k)` entries. All higher levels, huge pages and page-walk caches match the hardware.
+//! Entries are 32 bits wide and lie in two arenas. For the caches, an entry still has the *table address* of an 8-byte
+//! entry in a table of 4 KiB.
 //!
 //! # Properties
-//! - What was mapped is found, with its size, until it is unmapped; nothing else is.
-//! - A mapped page takes 4 bytes, and tables above the last level next to nothing.
+//! - A look-up finds exactly the mapped pages, with their sizes.
+//! - A mapped page takes 4 bytes; tables above the last level take next to nothing.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -21,10 +21,10 @@ pub(crate) const HUGE_BITS: u32 = 21;
 /// Entries of a table above the last level.
 const FANOUT: usize = 512;
 
-/// Tables above the last level: enough for 4 TiB scattered over as many GiB.
+/// Maximum number of tables above the last level: enough for 4 TiB scattered over as many GiB.
 const UPPER_MAX: u32 = 8192;
 
-/// The largest frame or table number that an entry holds.
+/// The largest frame or table number that fits into an entry.
 pub(crate) const INDEX_MAX: u32 = (1 << 26) - 1;
 
 const PRESENT: u32 = 1 << 31;
@@ -34,7 +34,7 @@ const LARGE: u32 = 1 << 28;
 const HINT: u32 = 1 << 27;
 const STORES: u32 = 1 << 26;
 
-/// A page's size; as a number, the index of its TLB.
+/// A page size; its number is the index of its TLB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum PageSize {
     /// 4 KiB (times the scale).
@@ -46,7 +46,7 @@ pub(crate) enum PageSize {
 }
 
 impl PageSize {
-    /// The level of table whose entries map such pages, counted from 1 at the bottom.
+    /// The table level whose entries map such pages, counted from 1 at the bottom.
     pub(crate) fn level(self) -> u32 {
         self as u32 + 1
     }
@@ -98,19 +98,19 @@ impl Entry {
         self.0 & DIRTY != 0
     }
 
-    /// Whether the next access shall fault, to be noticed.
+    /// Whether the next access must fault, to detect it.
     #[inline(always)]
     pub(crate) fn is_hint(self) -> bool {
         self.0 & HINT != 0
     }
 
-    /// Whether only the next store shall fault: the page is write-protected.
+    /// Whether only the next store must fault: the page is write-protected.
     #[inline(always)]
     pub(crate) fn is_protected(self) -> bool {
         self.0 & STORES != 0
     }
 
-    /// Clears the dirty bit, and makes the next store fault, or not.
+    /// Clears the dirty bit, and sets or clears write protection.
     pub(crate) fn set_protected(&mut self, protected: bool) {
         self.0 = if protected {
             self.0 & !DIRTY | HINT | STORES
@@ -119,21 +119,21 @@ impl Entry {
         };
     }
 
-    /// Clears the dirty bit; tells whether it was set.
+    /// Clears the dirty bit; returns whether it was set.
     pub(crate) fn take_dirty(&mut self) -> bool {
         let was = self.is_dirty();
         self.0 &= !DIRTY;
         was
     }
 
-    /// Clears the accessed bit; tells whether it was set.
+    /// Clears the accessed bit; returns whether it was set.
     pub(crate) fn take_accessed(&mut self) -> bool {
         let was = self.is_accessed();
         self.0 &= !ACCESSED;
         was
     }
 
-    /// Sets the accessed bit, and the dirty bit for a store, as a walk does. Writes only what changes.
+    /// Sets the accessed bit, and the dirty bit for a store, as a walk does. Writes only if a bit changes.
     #[inline(always)]
     pub(crate) fn mark(&mut self, store: bool) {
         let bits = if store { ACCESSED | DIRTY } else { ACCESSED };
@@ -142,12 +142,12 @@ impl Entry {
         }
     }
 
-    /// Makes the next access fault, or not.
+    /// Makes the next access fault, or clears that mark.
     pub(crate) fn set_hint(&mut self, hint: bool) {
         self.0 = if hint { self.0 | HINT } else { self.0 & !HINT };
     }
 
-    /// Puts another frame in; the bits stay.
+    /// Replaces the frame and keeps the bits.
     pub(crate) fn set_index(&mut self, frame: u32) {
         debug_assert!(frame <= INDEX_MAX);
         self.0 = self.0 & !INDEX_MAX | frame;
@@ -158,7 +158,7 @@ impl Entry {
 pub(crate) trait Address: Copy {
     /// The address with this number.
     fn of(number: u64) -> Self;
-    /// Its number.
+    /// The address as a number.
     fn number(self) -> u64;
 }
 
@@ -180,16 +180,16 @@ macro_rules! address {
 
 address!(GuestVirtAddr, GuestPhysAddr);
 
-/// Bytes that tables can take in physical memory when `bytes` are mapped.
+/// Upper bound of the physical memory for tables that map `bytes`.
 pub(crate) fn table_bytes(bytes: u64) -> u64 {
     (u64::from(UPPER_MAX) + (bytes >> HUGE_BITS) + 2) * 4096
 }
 
-/// Tables beside those that the bytes of a dense address space need: of each mapping's first and last part.
+/// Extra tables beyond a dense address space: those at both ends of each mapping.
 const PARTIAL_TABLES: u64 = 64;
 
-/// The same where tables are touched as they are needed, in pages of so many bytes: of the room that [`table_bytes`] leaves for
-/// scattered address spaces nearly nothing.
+/// Memory of tables that are touched on demand, in pages of `page_bytes`. It is far below [`table_bytes`], which leaves
+/// room for scattered address spaces.
 pub(crate) fn touched_table_bytes(bytes: u64, page_bytes: u64) -> u64 {
     let tables = [bytes >> (HUGE_BITS + 9), bytes >> HUGE_BITS];
     let touched = tables.map(|n| ((n + PARTIAL_TABLES) * 4096).next_multiple_of(page_bytes));
@@ -202,26 +202,26 @@ pub(crate) fn entry_offset(level: u32, addr: impl Address) -> u64 {
     (addr.number() >> (9 * level + 3) & 0x1ff) * 8
 }
 
-/// Where an entry is.
+/// The position of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Table {
-    /// 1 at the bottom.
+    /// Level, 1 at the bottom.
     pub(crate) level: u32,
-    /// Which table of its arena.
+    /// Its number in its arena.
     pub(crate) node: u32,
 }
 
-/// A tree of page tables that translate addresses of one kind: a guest's, or the second level.
+/// A page table tree, for guest-virtual or guest-physical addresses.
 #[derive(Debug, Clone)]
 pub(crate) struct Radix<A> {
     levels: u32,
     page_bits: u32,
     upper: Vec<Entry>,
     leaf: Vec<Entry>,
-    /// Tables of the last level that are not in use.
+    /// Unused tables of the last level.
     free: Vec<u32>,
-    /// The table of the last level by block of 2 MiB, plus 1; 0 for none. The way down is for
-    /// walks; everybody else goes this one.
+    /// For each block of 2 MiB, the number of its last-level table plus 1; 0 for none. Everything but page walks uses
+    /// this index instead of descending.
     bottom: Vec<u32>,
     addresses: PhantomData<A>,
 }
@@ -246,7 +246,7 @@ impl<A: Address> Radix<A> {
         self.page_bits
     }
 
-    /// The table on top.
+    /// The root table.
     #[inline(always)]
     pub(crate) fn root(&self) -> Table {
         Table {
@@ -255,7 +255,7 @@ impl<A: Address> Radix<A> {
         }
     }
 
-    /// Number of the 4 KiB page that a table takes among all tables.
+    /// Number of the 4 KiB page of a table among all tables.
     #[inline(always)]
     pub(crate) fn table_page(&self, table: Table) -> u32 {
         if table.level == 1 {
@@ -293,7 +293,7 @@ impl<A: Address> Radix<A> {
         }
     }
 
-    /// The same, to be changed.
+    /// The entry for `addr` in `table`, mutable.
     #[inline(always)]
     pub(crate) fn entry_mut(&mut self, table: Table, addr: A) -> &mut Entry {
         let slot = self.slot(table, addr);
@@ -304,8 +304,8 @@ impl<A: Address> Radix<A> {
         }
     }
 
-    /// Maps the page of this size at `addr` to `frame` and those after it. Nothing is mapped
-    /// there, or for a huge page only an empty table.
+    /// Maps the page of this size at `addr` to `frame` and the following frames. Nothing may be mapped there; for a
+    /// huge page an empty table may exist.
     pub(crate) fn map(&mut self, addr: A, size: PageSize, frame: u32) {
         let mut table = self.root();
         while table.level > size.level() {
@@ -343,7 +343,7 @@ impl<A: Address> Radix<A> {
         self.bottom[block] = table;
     }
 
-    /// The slot of `addr` in a table of the last level, if there is such a table.
+    /// The slot of `addr` in its last-level table, if that table exists.
     #[inline(always)]
     fn bottom_slot(&self, addr: A) -> Option<usize> {
         let node = self
@@ -371,7 +371,7 @@ impl<A: Address> Radix<A> {
         node
     }
 
-    /// The entry that maps `addr`, with the page's size.
+    /// The entry that maps `addr`, and the page size.
     pub(crate) fn find(&self, addr: A) -> Option<(Entry, PageSize)> {
         let table = self.descend(addr)?;
         let entry = self.read(table, addr);
@@ -380,7 +380,7 @@ impl<A: Address> Radix<A> {
             .then(|| (entry, PageSize::of_level(table.level)))
     }
 
-    /// The same, to be changed.
+    /// The entry that maps `addr`, mutable, and the page size.
     pub(crate) fn find_mut(&mut self, addr: A) -> Option<(&mut Entry, PageSize)> {
         let table = self.descend(addr)?;
         let entry = self.entry_mut(table, addr);
@@ -414,7 +414,7 @@ impl<A: Address> Radix<A> {
         Some(entry.index() + self.within(addr, size))
     }
 
-    /// Base pages between the start of the page of this size that holds `addr` and `addr`.
+    /// Number of base pages from the start of the page of this size to `addr`.
     #[inline(always)]
     pub(crate) fn within(&self, addr: A, size: PageSize) -> u32 {
         let bits = match size {
@@ -425,7 +425,7 @@ impl<A: Address> Radix<A> {
         ((addr.number() & ((1 << bits) - 1)) >> self.page_bits) as u32
     }
 
-    /// The table with the entry that maps `addr`, if there are tables down to there.
+    /// The table with the entry that maps `addr`, if all tables above exist.
     fn descend(&self, addr: A) -> Option<Table> {
         if let Some(&table) = self.bottom.get((addr.number() >> HUGE_BITS) as usize)
             && table > 0
@@ -452,13 +452,13 @@ impl<A: Address> Radix<A> {
         Some(table)
     }
 
-    /// Takes the mapping of the page that holds `addr` out.
+    /// Removes the mapping of the page that holds `addr`.
     pub(crate) fn unmap(&mut self, addr: A) -> Option<(Entry, PageSize)> {
         let (entry, size) = self.find_mut(addr)?;
         Some((std::mem::take(entry), size))
     }
 
-    /// Visits every mapped page that begins in `range`, by address.
+    /// Visits every mapped page that begins in `range`, in address order.
     pub(crate) fn for_each(
         &mut self,
         range: Range<A>,
@@ -469,7 +469,7 @@ impl<A: Address> Radix<A> {
         let mut at = range.start.next_multiple_of(page);
         while at < range.end {
             let Some(table) = self.descend(A::of(at)) else {
-                // No table: on to the next one.
+                // No table: skip the block.
                 at = (at | ((1 << HUGE_BITS) - 1)) + 1;
                 continue;
             };
@@ -479,7 +479,7 @@ impl<A: Address> Radix<A> {
                 _ => 9 * table.level + 3,
             };
             if size == PageSize::Base {
-                // All of this table at once.
+                // Visit all entries of this table.
                 let end = range.end.min((at | ((1 << HUGE_BITS) - 1)) + 1);
                 let first = self.slot(table, A::of(at));
                 let n = (end - at).div_ceil(page) as usize;
@@ -505,15 +505,13 @@ impl<A: Address> Radix<A> {
         (self.upper.capacity() + self.leaf.capacity() + self.bottom.capacity()) * 4
     }
 
-    /// Where the entry of `addr` lies in this computer's memory if it is one of the last level,
-    /// for a prefetch.
+    /// Address of the last-level entry of `addr` in the simulator's own memory, for a prefetch.
     #[inline(always)]
     pub(crate) fn bottom_place(&self, addr: A) -> Option<*const u8> {
         Some((&raw const *self.leaf.get(self.bottom_slot(addr)?)?).cast())
     }
 
-    /// Where the hardware has the entry of `addr` if it is one of the last level: the byte among
-    /// all tables.
+    /// Simulated address of the last-level entry of `addr`: its byte offset among all tables.
     #[inline(always)]
     pub(crate) fn bottom_address(&self, addr: A) -> Option<u64> {
         let node = self

@@ -1,16 +1,15 @@
-//! The sampling unit (PEBS) as a virtual CPU has it: every so many loads that were slow enough, a record.
+//! The sampling unit (PEBS) of a virtual CPU: one record for every `period` loads above a latency threshold.
 //!
 //! # Isolation
-//! A record never leaves the VM whose load it tells of. The buffer is the guest's own memory: the CPU
-//! writes to the guest-virtual address in the debug store that the guest has set (`IA32_DS_AREA`), through the
-//! guest's tables and the hypervisor's. That address and the counters' controls are exchanged when the VM is
-//! entered and left (KVM's list of registers that are switched then, since Linux 6.0), so that nothing is
-//! sampled on another's account. Here a unit belongs to a virtual CPU, not to the core that runs it;
-//! `vm/isolation.rs` tests it with VMs that share cores.
+//! A record never leaves the VM of its load. The buffer is the guest's own memory. The CPU writes to the guest-virtual
+//! address in the guest's debug store (`IA32_DS_AREA`), through the guest's and the hypervisor's tables. That address
+//! and the counters' controls are switched on VM entry and exit (KVM's list of switched registers, since Linux 6.0).
+//! Loads of other VMs and the host are therefore never sampled. In the simulator a unit belongs to a virtual CPU, not
+//! to a core; `vm/isolation.rs` tests this with VMs that share cores.
 
 use demeter_policy::GuestVirtAddr;
 
-/// Records that the hardware's buffer of 64 KiB holds.
+/// Number of records in the hardware's buffer of 64 KiB.
 pub(crate) const BUFFER_RECORDS: usize = 1000;
 
 /// A sampled load.
@@ -19,28 +18,28 @@ pub(crate) struct Record {
     pub(crate) gva: GuestVirtAddr,
 }
 
-/// What to sample.
+/// Settings of a sampling unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sampling {
-    /// One record for so many qualifying loads; at least 1.
+    /// Qualifying loads per record; at least 1.
     pub period: u64,
-    /// Loads that took less do not count. Hits of the first cache level and TLB never do.
+    /// Minimum latency of a qualifying load. Hits of the first cache level and TLB never qualify.
     pub threshold_ps: u64,
 }
 
-/// The unit. Off until [`Self::start`].
+/// The sampling unit of one virtual CPU. It is off until [`Self::start`].
 #[derive(Debug, Clone)]
 pub(crate) struct Sampler {
     threshold_ps: u64,
     period: u64,
-    /// Loads that one simulated load stands for.
+    /// Number of real loads per simulated load.
     weight: u64,
     left: u64,
     buffer: Vec<Record>,
 }
 
 impl Sampler {
-    /// A unit that is off; each simulated load stands for `2^k`.
+    /// A unit that is off; each simulated load stands for `2^k` real ones.
     pub(crate) fn new(k: u32) -> Self {
         Self {
             threshold_ps: u64::MAX,
@@ -51,20 +50,20 @@ impl Sampler {
         }
     }
 
-    /// Switches it on; the first record comes after `phase` of a period (0 to `period - 1`), so
-    /// that cores do not sample in step.
+    /// Starts sampling. The first record comes after `phase` loads of a period (0 to `period - 1`), so that cores do
+    /// not sample in step.
     pub(crate) fn start(&mut self, sampling: Sampling, phase: u64) {
         self.period = sampling.period.max(1);
         self.threshold_ps = sampling.threshold_ps;
         self.left = 1 + phase % self.period;
     }
 
-    /// Switches it off. Records that wait stay.
+    /// Stops sampling. Records in the buffer stay.
     pub(crate) fn stop(&mut self) {
         self.threshold_ps = u64::MAX;
     }
 
-    /// Counts a load; true when a record was written for it.
+    /// Counts a load; returns true if it wrote a record.
     #[inline(always)]
     pub(crate) fn load(&mut self, gva: GuestVirtAddr, latency_ps: u64) -> bool {
         if latency_ps < self.threshold_ps {
@@ -81,13 +80,13 @@ impl Sampler {
         true
     }
 
-    /// Whether the buffer is full: the hardware interrupts.
+    /// Whether the buffer is full, which makes the hardware interrupt.
     #[inline]
     pub(crate) fn is_full(&self) -> bool {
         self.buffer.len() >= BUFFER_RECORDS
     }
 
-    /// Records that wait.
+    /// Number of records in the buffer.
     pub(crate) fn waiting(&self) -> usize {
         self.buffer.len()
     }
@@ -122,7 +121,7 @@ mod tests {
     }
 
     proptest! {
-        /// One record per period, whatever a load stands for.
+        /// The unit writes one record per period, for any weight of a load.
         #[test]
         fn one_record_per_period(k in 0u32..6, period in 64u64..10_000) {
             let loads = 1 << 17;

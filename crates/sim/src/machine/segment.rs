@@ -1,17 +1,16 @@
-//! Direct segments: base, limit and offset registers that stand in for page tables, and the filter of pages
-//! that escape them.
+//! Direct segments: base, limit and offset registers that replace page tables, and a filter of exempt pages.
 //!
 //! Source: Basu et al. (ISCA'13); Gandhi et al. (MICRO-47).
 //!
 //! # Approach
-//! A segment translates an address between base and limit by adding its offset. What the filter knows, and
-//! what lies outside, is translated by paging. The filter has 256 bits, 64 for each of four H3 hashes: it
-//! never misses a page that was put in, and takes few others for one.
+//! A segment translates an address between base and limit by adding its offset. Paging translates addresses outside,
+//! and pages in the escape filter. The filter has 256 bits, 64 for each of four H3 hashes. It has no false negatives
+//! and few false positives.
 //!
 //! # Properties
-//! - An address has a translation where it is inside and does not escape; that is its distance from the
-//!   base, added to where the segment leads.
-//! - Every page that was put into a filter escapes; of 16 pages about 0.25 % of the others do too.
+//! - A segment translates exactly the addresses inside that do not escape: to the segment's target plus their distance
+//!   from the base.
+//! - Every page inserted into the filter escapes. With 16 pages inserted, about 0.25 % of all others escape too.
 
 use std::marker::PhantomData;
 
@@ -21,7 +20,7 @@ use demeter_scenario::rng::mix;
 use super::radix::{Address, PageSize};
 use super::walk::Mapping;
 
-/// log2 of the bytes of a page that escapes.
+/// log2 of the size of an escaping page.
 const ESCAPE_BITS: u32 = 12;
 
 /// Hashes of a filter.
@@ -30,31 +29,31 @@ const HASHES: usize = 4;
 /// Pages that a segment must not translate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct EscapeFilter {
-    /// 64 bits for each hash.
+    /// 64 bits for each hash function.
     bits: [u64; HASHES],
 }
 
 impl EscapeFilter {
-    /// Puts in the page that holds an address.
+    /// Inserts the page that holds an address.
     pub(crate) fn insert(&mut self, address: u64) {
         for (hash, bits) in self.bits.iter_mut().enumerate() {
             *bits |= 1 << h3(hash, address >> ESCAPE_BITS);
         }
     }
 
-    /// Whether it holds nothing.
+    /// Whether no page was inserted.
     fn is_empty(&self) -> bool {
         self.bits == [0; HASHES]
     }
 
-    /// Whether the page that holds an address escapes, rightly or not.
+    /// Whether the page that holds an address escapes; may be a false positive.
     fn contains(&self, address: u64) -> bool {
         let mut hashes = self.bits.iter().enumerate();
         hashes.all(|(hash, bits)| bits >> h3(hash, address >> ESCAPE_BITS) & 1 != 0)
     }
 }
 
-/// A hash of the H3 family, 0 to 63: the exclusive or of a random word for each bit that is set.
+/// An H3 hash, 0 to 63: XOR of one random word for each set bit.
 fn h3(hash: usize, mut page: u64) -> u64 {
     let mut sum = 0;
     while page != 0 {
@@ -65,7 +64,7 @@ fn h3(hash: usize, mut page: u64) -> u64 {
     sum >> 58
 }
 
-/// A segment.
+/// A direct segment.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Segment<A> {
     base: u64,
@@ -76,7 +75,7 @@ pub(crate) struct Segment<A> {
 }
 
 impl<A: Address> Segment<A> {
-    /// A segment from `base` on, without `limit`, that leads to `to` and what follows.
+    /// A segment from `base` to `limit` (exclusive), mapped to `to` and up.
     pub(crate) fn new(base: A, limit: A, to: u64, escapes: EscapeFilter) -> Self {
         Self {
             base: base.number(),
@@ -87,7 +86,7 @@ impl<A: Address> Segment<A> {
         }
     }
 
-    /// Where an address leads, if the segment translates it.
+    /// Translates an address, if the segment covers it.
     pub(crate) fn translate(&self, addr: A) -> Option<u64> {
         let addr = addr.number();
         let is_inside = (self.base..self.limit).contains(&addr);
@@ -97,7 +96,7 @@ impl<A: Address> Segment<A> {
         Some(addr - self.base + self.to)
     }
 
-    /// The translation as that of a page in frames of `2^page_bits` bytes: of the largest size where
+    /// The translation as a page mapping in frames of `2^page_bits` bytes. The page has the largest size in which
     /// nothing escapes.
     pub(crate) fn mapping(&self, addr: A, page_bits: u32) -> Option<Mapping> {
         let size = if self.escapes.is_empty() {
@@ -113,17 +112,17 @@ impl<A: Address> Segment<A> {
     }
 }
 
-/// The segments of a VM, or of a program on a machine without a hypervisor.
+/// The segments of a VM, or of a program on bare metal.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Segments {
-    /// From virtual memory to physical memory, the guest's where it has a hypervisor.
+    /// From virtual to physical memory; guest-physical with a hypervisor.
     pub(crate) guest: Option<Segment<GuestVirtAddr>>,
     /// From guest-physical memory to the host's.
     pub(crate) host: Option<Segment<GuestPhysAddr>>,
 }
 
 impl Segments {
-    /// Where an address leads in host memory without any page table, if that is known.
+    /// Translates an address to host memory by segments alone, if they cover it.
     pub(crate) fn translate(&self, gva: GuestVirtAddr, is_nested: bool) -> Option<u64> {
         let physical = self.guest.as_ref()?.translate(gva)?;
         if is_nested {
@@ -141,8 +140,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// What is inside and does not escape is as far from the end as from the base; pages that were
-        /// put in always escape.
+        /// Translated addresses keep their distance from the base; inserted pages always escape.
         #[test]
         fn a_segment_adds_an_offset_but_for_what_escapes(
             base in 0u64..1 << 30,

@@ -1,13 +1,12 @@
 //! Memory tiers: latency that grows with the load, and bandwidth.
 //!
 //! # Approach
-//! Loaded latency fits `idle × (1 + 0.198 u / (1 - 0.891 u))`, u being the share of the peak
-//! bandwidth in use (measured on Ice Lake-SP, error about 3 %). The share is that of the last few
-//! windows of time, so that it does not swing. Where more was demanded than there is, everybody
-//! waits longer from window to window, until demand is what there is.
+//! Loaded latency fits `idle × (1 + 0.198 u / (1 - 0.891 u))`. Here u is the share of the peak bandwidth in use
+//! (measured on Ice Lake-SP, error about 3 %). The share is averaged over the last windows of time, to avoid
+//! oscillation. If demand exceeds the bandwidth, latency rises from window to window until demand equals the bandwidth.
 //!
 //! # Properties
-//! - Those who wait for each load get no more than the peak bandwidth.
+//! - Programs that wait for each load get at most the peak bandwidth.
 
 /// Bytes of a cache line.
 pub(crate) const LINE_BYTES: u64 = 64;
@@ -15,17 +14,16 @@ pub(crate) const LINE_BYTES: u64 = 64;
 /// Share of the peak bandwidth beyond which the fit is not trusted.
 const USE_MAX: f64 = 0.98;
 
-/// How many times as long everybody waits at most.
+/// Maximum slowdown by overload.
 const OVERLOAD_MAX: f64 = 1000.0;
 
-/// Part of the newest window in what is taken for the bandwidth in use.
+/// Weight of the newest window in the average of used bandwidth.
 const NEWEST: f64 = 0.25;
 
-/// Cores that it takes to write at the peak bandwidth, if none is slower than that itself (measured
-/// on Optane).
+/// Number of cores that saturate the write bandwidth, unless a single core is slower than that (measured on Optane).
 const CORES_PER_WRITE_PEAK: u64 = 4;
 
-/// Memory of one kind.
+/// Model of one memory tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TierModel {
     /// Idle latency of a load.
@@ -34,37 +32,37 @@ pub struct TierModel {
     pub read_bytes_per_s: u64,
     /// Peak bandwidth of stores.
     pub write_bytes_per_s: u64,
-    /// Lines that the memory transfers inside for one that is accessed at random.
+    /// Lines transferred internally for one random access.
     pub granule_lines: u64,
-    /// What others than the VMs would load if the memory were idle. Each of their loads waits as long as
-    /// any: where latency is twice as high, they load half as much.
+    /// Bandwidth that users other than the VMs would load from idle memory. Their loads wait, too: at twice the latency
+    /// they load half as much.
     pub others_bytes_per_s: u64,
 }
 
-/// A tier under load.
+/// A memory tier under load.
 #[derive(Debug, Clone)]
 pub(crate) struct Tier {
     model: TierModel,
-    /// Of a load now.
+    /// Current latency of a load.
     pub(crate) latency_ps: u64,
-    /// Of the next line of a stream.
+    /// Current time for the next line of a stream.
     pub(crate) stream_ps: u64,
     core_line_ps: u64,
-    /// Share of the bandwidth in use, of late.
+    /// Average share of the bandwidth in use.
     used: f64,
-    /// How many times as long everybody waits because demand is more than there is.
+    /// Slowdown by demand above the bandwidth.
     overload: f64,
-    /// Lines transferred inside for one at random.
+    /// Lines transferred internally for one random access.
     pub(crate) granule_lines: u64,
-    /// Lines read and written since the window began.
+    /// Lines read since the window began.
     pub(crate) lines_read: u64,
     pub(crate) lines_written: u64,
-    /// Those of all windows that are over.
+    /// Lines of all earlier windows.
     lines_before: u64,
 }
 
 impl Tier {
-    /// An idle tier, of which a core streams `core_bytes_per_s` at best.
+    /// An idle tier; one core streams at most `core_bytes_per_s`.
     pub(crate) fn new(model: TierModel, core_bytes_per_s: u64) -> Self {
         let rate = core_bytes_per_s.min(model.read_bytes_per_s).max(1);
         let core_line_ps = LINE_BYTES * 1_000_000_000_000 / rate;
@@ -82,12 +80,12 @@ impl Tier {
         }
     }
 
-    /// Lines read and written since its memory was at rest.
+    /// Lines read and written since the last [`Self::rest`].
     pub(crate) fn lines_ever(&self) -> u64 {
         self.lines_before + self.lines_read + self.lines_written
     }
 
-    /// Forgets its load.
+    /// Resets the load to idle.
     pub(crate) fn rest(&mut self) {
         *self = Self {
             latency_ps: self.model.latency_ps,
@@ -101,8 +99,7 @@ impl Tier {
         };
     }
 
-    /// Ends a window of time: what was transferred in it, each line standing for `2^k`, sets the
-    /// latency of the next.
+    /// Ends a window of time. Its traffic sets the latency of the next window; each line stands for `2^k` real ones.
     pub(crate) fn end_window(&mut self, window_ps: u64, k: u32) {
         let share = |lines: u64, per_s: u64| {
             let bytes = (lines << k) as f64 * LINE_BYTES as f64;
@@ -124,7 +121,7 @@ impl Tier {
         self.lines_written = 0;
     }
 
-    /// Time to copy bytes out of this tier into another, at what one core moves.
+    /// Time for one core to copy bytes from this tier to another.
     pub(crate) fn copy_ps(&self, to: &Self, bytes: u64) -> u64 {
         bytes / LINE_BYTES * self.stream_ps.max(to.write_line_ps())
     }
@@ -134,13 +131,13 @@ impl Tier {
         (LINE_BYTES * 1_000_000_000_000 / core_bytes_per_s).max(self.core_line_ps)
     }
 
-    /// Time to fill bytes with zeroes.
+    /// Time to zero bytes.
     pub(crate) fn clear_ps(&self, bytes: u64) -> u64 {
         bytes / LINE_BYTES * self.write_line_ps()
     }
 }
 
-/// How many times slower a load is than on an idle tier, by the share of the bandwidth in use.
+/// Slowdown of a load against an idle tier, by share of the bandwidth in use.
 fn slowdown(used: f64) -> f64 {
     let u = used.clamp(0.0, USE_MAX);
     1.0 + 0.198 * u / (1.0 - 0.891 * u)
@@ -198,7 +195,7 @@ mod tests {
     }
 
     proptest! {
-        /// Others who want so many times what there is make everybody wait so many times as long.
+        /// Demand of others beyond the bandwidth slows all users in proportion.
         #[test]
         fn others_wait_as_well(times in 3u64..20) {
             let model = TierModel { others_bytes_per_s: times * DRAM.read_bytes_per_s, ..DRAM };

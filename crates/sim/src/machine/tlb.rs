@@ -1,8 +1,8 @@
 //! The TLBs of a core: two levels, three page sizes, tagged by address space.
 //!
 //! # Properties
-//! - A look-up that hits yields what was last inserted for that page.
-//! - After an invalidation what it covers misses, and nothing else does.
+//! - A look-up that hits yields the translation last inserted for that page.
+//! - An invalidation removes exactly the translations that it covers.
 
 use demeter_policy::GuestVirtAddr;
 
@@ -11,10 +11,10 @@ use super::cpu::TlbModel;
 use super::radix::{HUGE_BITS, PageSize};
 use super::walk::{KEY_BITS, Space};
 
-/// Marks a translation through which a store may go: the dirty bits are set.
+/// Marks a translation that allows stores, as the dirty bits are set.
 const DIRTY: u32 = 1 << 31;
 
-/// Sizes in the order in which they are looked up.
+/// Page sizes in look-up order.
 const SIZES: [PageSize; 3] = [PageSize::Base, PageSize::Huge, PageSize::Giant];
 
 /// A cached translation.
@@ -22,7 +22,7 @@ const SIZES: [PageSize; 3] = [PageSize::Base, PageSize::Huge, PageSize::Giant];
 pub(crate) struct Translation(u32);
 
 impl Translation {
-    /// To the first frame of a page; `dirty` once its dirty bits are set.
+    /// A translation to the first frame of a page; `dirty` if its dirty bits are set.
     #[inline(always)]
     pub(crate) fn new(first_frame: u32, dirty: bool) -> Self {
         Self(first_frame | if dirty { DIRTY } else { 0 })
@@ -39,12 +39,12 @@ impl Translation {
     }
 }
 
-/// A hit.
+/// A TLB hit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Hit {
     pub(crate) translation: Translation,
     pub(crate) size: PageSize,
-    /// Whether it took the second level.
+    /// Whether the second level served it.
     pub(crate) second: bool,
 }
 
@@ -53,18 +53,18 @@ pub(crate) struct Hit {
 pub(crate) struct Tlb {
     first: [Assoc<Translation, 4>; 3],
     second: Assoc<Translation, 16>,
-    /// The second level's part for base pages, where a simulated page stands for many.
+    /// The second level's part for base pages, if a simulated page stands for many.
     second_scaled: Option<Assoc<Translation, 16>>,
     second_giant: Assoc<Translation, 4>,
     page_bits: u32,
-    /// Sizes that were ever inserted, as bits: the others need no look-up.
+    /// Bit mask of page sizes ever inserted; other sizes need no look-up.
     sizes: u8,
     is_second_small: bool,
 }
 
 impl Tlb {
-    /// Empty TLBs for pages of `2^page_bits` bytes. Where a page stands for `2^k` real ones,
-    /// there are `2^k` times fewer entries for such pages, so that they reach as far.
+    /// Empty TLBs for pages of `2^page_bits` bytes. If a page stands for `2^k` real ones, there are `2^k` times fewer
+    /// entries for such pages, so that TLB reach stays equal.
     pub(crate) fn new(model: &TlbModel, page_bits: u32) -> Self {
         let k = page_bits - 12;
         let scaled = |g: Geometry| {
@@ -90,7 +90,7 @@ impl Tlb {
         }
     }
 
-    /// The page's number, then the space, then (second level) the size.
+    /// A key: page number, then the space, then (in the second level) the size.
     #[inline(always)]
     fn key(&self, space: Space, gva: GuestVirtAddr, size: PageSize) -> u64 {
         let shift = match size {
@@ -98,7 +98,7 @@ impl Tlb {
             PageSize::Huge => HUGE_BITS,
             PageSize::Giant => HUGE_BITS + 9,
         };
-        // The fewer page numbers there are, the fewer bits they need.
+        // Fewer page numbers need fewer bits.
         gva.0 >> shift | u64::from(space.0) << (KEY_BITS + 12 - shift)
     }
 
@@ -110,7 +110,7 @@ impl Tlb {
         }
     }
 
-    /// Looks an address up, and brings what only the second level has into the first.
+    /// Looks an address up. A hit of the second level is copied to the first.
     #[inline(always)]
     pub(crate) fn get(&mut self, space: Space, gva: GuestVirtAddr) -> Option<Hit> {
         for size in SIZES {
@@ -147,8 +147,7 @@ impl Tlb {
         None
     }
 
-    /// Inserts a base page's translation into the first level only: what a segment translates needs no
-    /// second one.
+    /// Inserts a base page's translation into the first level only, for segments, which replace the second level.
     #[inline(always)]
     pub(crate) fn insert_first(&mut self, space: Space, gva: GuestVirtAddr, t: Translation) {
         self.sizes |= 1 << PageSize::Base as u8;
@@ -168,7 +167,7 @@ impl Tlb {
         self.put_in::<false>(space, gva, size, t);
     }
 
-    /// The same for an address that has just been looked up in vain: neither level needs another look.
+    /// Inserts a translation that was just looked up in vain, so no level is searched again.
     #[inline(always)]
     pub(crate) fn insert_new(
         &mut self,
@@ -216,7 +215,7 @@ impl Tlb {
         }
     }
 
-    /// Drops what belongs to a space.
+    /// Drops all translations of a space.
     pub(crate) fn clear_space(&mut self, space: Space) {
         let page_bits = self.page_bits;
         let other = |shift: u32| {
@@ -240,7 +239,7 @@ impl Tlb {
     }
 }
 
-/// Inserts, or replaces what is not `NEW`.
+/// Inserts an entry; without `NEW`, replaces an existing one.
 #[inline(always)]
 fn put<const NEW: bool, const W: usize>(
     array: &mut Assoc<Translation, W>,
@@ -267,7 +266,7 @@ mod tests {
     const TWO: Space = Space(2);
 
     proptest! {
-        /// Whatever hits is what a map of everything ever inserted says.
+        /// Every hit equals the entry in a map of all insertions.
         #[test]
         fn hits_tell_the_truth(
             page_bits in 12u32..18,

@@ -1,15 +1,14 @@
-//! Page walks, in one dimension and in two, with the page-walk caches of both.
+//! Page walks, native and nested, with page-walk caches.
 //!
 //! # Approach
-//! One walker serves every dimension; what differs is where a table lies ([`Dimension::open`]).
-//! In the host's dimension that is known. In the guest's it takes a walk of the host's tables,
-//! so that a cold nested walk of four levels makes 4 × (4 + 1) + 4 = 24 references. A page-walk
-//! cache of the guest's dimension holds where the next table lies in *host* memory, as the
-//! combined mappings of Intel's manual (volume 3, 29.4) do.
+//! One walker serves both dimensions; they differ only in how they locate a table ([`Dimension::open`]). The host
+//! dimension knows where its tables lie. The guest dimension must walk the host's tables for each of its own. A cold
+//! nested walk of four levels therefore makes 4 × (4 + 1) + 4 = 24 references. A guest page-walk cache holds the *host*
+//! address of the next table, as the combined mappings of Intel's manual (volume 3, 29.4) do.
 //!
 //! # Properties
 //! - Cold walks reference as many entries as the manual's figure shows, for every page size.
-//! - Walks with caches end at the same frame as those without.
+//! - Walks with and without caches end at the same frame.
 
 use demeter_policy::{GuestPhysAddr, GuestVirtAddr};
 
@@ -18,50 +17,49 @@ use super::cpu::TlbModel;
 use super::radix::{Address, PageSize, Radix, Table, entry_offset};
 use super::segment::Segments;
 
-/// Which address space cached translations belong to: a VM's number. Those with cores of their own need not
-/// differ.
+/// The address space of cached translations: a VM's number. VMs that share no core may have equal numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Space(pub(crate) u32);
 
 impl Space {
-    /// How many there are.
+    /// Number of spaces.
     pub(crate) const COUNT: u32 = 64;
 }
 
-/// Bits of the page numbers that tags hold, below the space's.
+/// Width of page numbers in tags, below the space's bits.
 pub(crate) const KEY_BITS: u32 = 30;
 
-/// Why a walk ended without a translation.
+/// The reason that a walk found no translation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// The guest maps nothing there.
+    /// The guest maps nothing at this address.
     Page,
-    /// The guest wants to notice the access.
+    /// The guest marked the page to detect accesses.
     Hint,
     /// The hypervisor maps nothing at this guest-physical address.
     Violation(GuestPhysAddr),
-    /// The hypervisor wants to notice the access to this guest-physical address.
+    /// The hypervisor marked this guest-physical page to detect accesses.
     HostHint(GuestPhysAddr),
 }
 
-/// A translation.
+/// A page translation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Mapping {
-    /// Of the base page that holds the address.
+    /// The frame of the base page that holds the address.
     pub(crate) frame: u32,
-    /// Of the page: the smaller one of both dimensions.
+    /// Page size: the smaller one of both dimensions.
     pub(crate) size: PageSize,
-    /// Whether its dirty bits are set, so that stores need no walk of their own.
+    /// Whether its dirty bits are set, so that stores need no extra walk.
     pub(crate) dirty: bool,
 }
 
-/// The next table: its number, and the 4 KiB page of host memory where it lies.
+/// The next table: its number, and its 4 KiB page of host memory.
 type Next = (u32, u32);
 
-/// The page-walk caches of one dimension: the next table by address, one cache for each level.
+/// Page-walk caches of one dimension, one for each level: the next table by address.
 #[derive(Debug, Clone)]
 pub(crate) struct WalkCaches {
-    /// First those that lead to a table of the last level.
+    /// In level order; the first leads to last-level tables.
     by_level: [Assoc<Next, 4>; 4],
 }
 
@@ -80,7 +78,7 @@ impl WalkCaches {
     /// The lowest table that is known for an address.
     #[inline(always)]
     fn lowest(&mut self, levels: u32, space: Space, addr: impl Address) -> Option<(Table, u32)> {
-        // A plain loop: `find_map` was called, not inlined, three times in a nested walk.
+        // A plain loop: the compiler did not inline `find_map`, which a nested walk calls three times.
         for (level, cache) in (1..levels).zip(&mut self.by_level) {
             if let Some(&mut (node, place)) = cache.get(Self::key(level, space, addr)) {
                 return Some((Table { level, node }, place));
@@ -95,7 +93,7 @@ impl WalkCaches {
         self.by_level[table.level as usize - 1].insert(key, (table.node, place));
     }
 
-    /// Forgets what belongs to a space.
+    /// Drops all entries of a space.
     pub(crate) fn clear_space(&mut self, space: Space) {
         for cache in &mut self.by_level {
             cache.retain(|key| key >> (KEY_BITS - 9) != u64::from(space.0));
@@ -103,15 +101,15 @@ impl WalkCaches {
     }
 }
 
-/// A dimension of a walk.
+/// One dimension of a walk: the guest's or the host's.
 trait Dimension<A> {
-    /// The 4 KiB page of host memory where a table lies, by its number among all tables.
+    /// The 4 KiB page of host memory that holds a table, by the table's number.
     fn open(&mut self, table_page: u32) -> Result<u32, Fault>;
     /// References an entry at this address in host memory.
     fn reference(&mut self, host_address: u64);
-    /// What it means that nothing is mapped.
+    /// The fault for an unmapped address.
     fn absent(&self, addr: A) -> Fault;
-    /// What it means that a page is to be noticed.
+    /// The fault for a page that is marked to detect accesses.
     fn noticed(&self, addr: A) -> Fault;
 }
 
@@ -163,9 +161,9 @@ fn walk<A: Address>(
     }
 }
 
-/// Tables that lie in host memory one after the other.
+/// Tables that lie contiguously in host memory.
 struct Direct<'a, A, R> {
-    /// The 4 KiB page of host memory where they begin.
+    /// Their first 4 KiB page of host memory.
     first_page: u32,
     references: &'a mut R,
     absent: fn(A) -> Fault,
@@ -192,7 +190,7 @@ impl<A, R: FnMut(u64)> Dimension<A> for Direct<'_, A, R> {
     }
 }
 
-/// Second-level tables, with the caches that belong to them.
+/// Second-level tables and their caches.
 pub(crate) struct SecondLevel<'a> {
     /// The tables.
     pub(crate) tree: &'a mut Radix<GuestPhysAddr>,
@@ -200,17 +198,16 @@ pub(crate) struct SecondLevel<'a> {
     pub(crate) caches: &'a mut WalkCaches,
     /// The 4 KiB page of host memory where the tables begin.
     pub(crate) first_page: u32,
-    /// The VM's.
+    /// The VM's address space.
     pub(crate) space: Space,
-    /// The VM's.
+    /// The VM's segments.
     pub(crate) segments: &'a Segments,
-    /// Times that an address was compared with a segment's bounds.
+    /// Number of comparisons with segment bounds.
     pub(crate) bound_checks: u64,
 }
 
 impl SecondLevel<'_> {
-    /// Goes from a guest-physical to a host frame, by the segment where that leads there; tells each
-    /// reference.
+    /// Translates a guest-physical to a host frame, by a segment if one covers it. Reports each reference.
     #[inline(always)]
     fn walk(
         &mut self,
@@ -234,7 +231,7 @@ impl SecondLevel<'_> {
     }
 }
 
-/// A guest's tables, which lie in guest-physical memory from address 0 on.
+/// A guest's tables, at guest-physical address 0 and up.
 struct Guest<'a, 'b, R> {
     host: &'a mut SecondLevel<'b>,
     references: &'a mut R,
@@ -244,7 +241,7 @@ impl<R: FnMut(u64)> Dimension<GuestVirtAddr> for Guest<'_, '_, R> {
     #[inline(always)]
     fn open(&mut self, table_page: u32) -> Result<u32, Fault> {
         let gpa = GuestPhysAddr(u64::from(table_page) << 12);
-        // The hardware sets accessed and dirty bits in the guest's tables: a store.
+        // The hardware sets accessed and dirty bits in the guest's tables, which counts as a store.
         let mapping = self.host.walk(gpa, true, self.references)?;
         let page_bits = self.host.tree.page_bits();
         let within = gpa.0 & ((1 << page_bits) - 1);
@@ -265,7 +262,7 @@ impl<R: FnMut(u64)> Dimension<GuestVirtAddr> for Guest<'_, '_, R> {
     }
 }
 
-/// A walk without a hypervisor: tables begin at host address 0. Tells each reference.
+/// A walk without a hypervisor. Tables begin at host address 0. Reports each reference.
 #[inline(always)]
 pub(crate) fn native<A: Address>(
     tree: &mut Radix<A>,
@@ -284,7 +281,7 @@ pub(crate) fn native<A: Address>(
     walk(tree, caches, space, addr, store, &mut direct)
 }
 
-/// A walk in two dimensions: to the host's frame of a guest-virtual address.
+/// A nested walk: the host frame of a guest-virtual address.
 #[inline(always)]
 pub(crate) fn nested(
     tree: &mut Radix<GuestVirtAddr>,

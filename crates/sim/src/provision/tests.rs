@@ -8,7 +8,7 @@ use crate::workload::Workload;
 
 const PS_PER_S: u64 = 1_000_000_000 * PS_PER_NS;
 
-/// Two VMs of which one after the other needs most of the pool.
+/// Two VMs that need most of the pool in turn.
 fn scenario(policy: &str, thp: &str) -> Scenario {
     let text = format!(
         r#"
@@ -44,7 +44,7 @@ fn scenario(policy: &str, thp: &str) -> Scenario {
     scenario
 }
 
-/// Runs a scenario with one variant; shows the world and its provisioner every second.
+/// Runs a scenario with one variant; `see` gets the world and its provisioner every second.
 fn each_second(scenario: &Scenario, mut see: impl FnMut(u64, &mut World<Workload>, &Provisioner)) {
     let setup = Setup::new(scenario).unwrap();
     let vms = scenario.vms();
@@ -69,7 +69,7 @@ fn the_pool_is_never_exceeded_and_no_page_is_lost_or_doubled() {
             assert!(owned(world) <= provisioner.pool.fast);
             assert_eq!(provisioner.violations, 0);
             for vm in &mut world.vms {
-                // All of the program's memory, once.
+                // All of the program's memory is mapped exactly once.
                 assert_eq!(vm.guest.check_frames(), 160 * MIB, "{policy} {thp}");
             }
             let mut backings: Vec<_> = world.vms.iter_mut().map(|vm| &mut vm.backing).collect();
@@ -77,7 +77,7 @@ fn the_pool_is_never_exceeded_and_no_page_is_lost_or_doubled() {
             sizes.push(world.vms[0].guest.owned_fast());
         });
         sizes.dedup();
-        // Shares stay as they are from the first second on.
+        // Static shares stay constant from the first second on.
         assert_eq!(
             sizes.len() > 1,
             policy == "wss",
@@ -128,7 +128,7 @@ fn what_has_no_model_is_refused() {
     assert!(said.contains("Demeter's agent"), "{said}");
 }
 
-/// A single VM whose fast memory comes and goes under a mechanism.
+/// A single VM whose fast memory grows and shrinks.
 fn sized(mechanism: &str) -> Scenario {
     let mut sized = scenario("static", "always");
     let provision = sized.provision.as_mut().unwrap();
@@ -163,12 +163,12 @@ fn a_single_vm_is_resized_by_each_mechanism_as_far_as_that_knows_tiers() {
         let [first, more, less] = [sizes[3], sizes[7], sizes[12]];
         let grown = if follows { 16 * MIB } else { 0 };
         assert_eq!((more, less), (first + grown, first), "{mechanism}");
-        // The standard balloon has taken all that programs may use.
+        // The standard balloon has taken all memory of programs in the fast node.
         assert_eq!(first < 8 * MIB, mechanism == "virtio-balloon", "{first}");
     }
 }
 
-/// The last growth is left out, as it would have no time to shrink back: nor does anything shrink in its stead.
+/// The last growth is skipped, as there is no time to shrink back. No other memory shrinks instead.
 #[test]
 fn what_did_not_grow_does_not_shrink() {
     let mut sized = sized("virtio-mem");

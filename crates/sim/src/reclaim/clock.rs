@@ -1,28 +1,27 @@
-//! Two lists: an active and an inactive one.
+//! Reclaim with two lists, active and inactive.
 //!
 //! # Approach
-//! Linux kept a list of active pages and a shorter one of inactive pages. At the end of the
-//! active list a page's bit is cleared and it becomes inactive, accessed or not; at the end of the
-//! inactive list it is active again if it was accessed in between, else it is demoted. The model
-//! is a clock with two hands over the places where pages may be: what lies between them is
-//! inactive.
+//! Linux kept a list of active pages and a shorter list of inactive pages. At the end of the active list, a page's bit
+//! is cleared and it becomes inactive, accessed or not. At the end of the inactive list, a page becomes active again if
+//! it was accessed; if not, it is demoted. The model is a clock with two hands that sweep over all page slots. Pages
+//! between the hands are inactive.
 
 use super::Reclaimable;
 
-/// Rounds over all places in one run.
+/// Rounds over all slots in one run.
 const ROUNDS: u32 = 2;
 
 /// The two hands.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Clock {
-    /// Where the inactive list ends, and how many places on it begins.
+    /// End of the inactive list, and its length in slots.
     hand: u32,
     inactive: u32,
 }
 
 impl Clock {
-    /// Demotes until enough is free, two rounds are done, or it is `until_ps`; true when there is
-    /// no more to do.
+    /// Demotes pages until the target is reached, two rounds are complete, or it is `until_ps`. Returns true if no work
+    /// is left.
     pub(crate) fn turn(&mut self, pages: &mut impl Reclaimable, until_ps: u64) -> bool {
         let places = pages.places();
         let wanted = (places / (1 + active_per_inactive(pages.fast_bytes()))).max(1);
@@ -54,8 +53,7 @@ impl Clock {
     }
 }
 
-/// How many times as long the active list may be as the inactive one on a node of so many bytes
-/// (mm/vmscan.c, `inactive_is_low`).
+/// Maximum ratio of active to inactive pages on a node of this size (mm/vmscan.c, `inactive_is_low`).
 fn active_per_inactive(bytes: u64) -> u32 {
     ((10 * (bytes >> 30)).isqrt() as u32).max(1)
 }

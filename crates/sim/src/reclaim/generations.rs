@@ -1,11 +1,10 @@
 //! Generations, as in Linux's multi-generational LRU (mm/vmscan.c, `lru_gen_*`).
 //!
 //! # Approach
-//! A page belongs to the generation in which it was last found accessed. Ageing begins a new
-//! generation: a walk over all tables clears the bits, and what was accessed joins the youngest.
-//! Pages of the oldest generation are looked at once more and demoted, or join the youngest. When
-//! it is empty and only two are left, ageing comes again, at once if need be: where everything is
-//! accessed soon, the time between two looks shrinks until something was not.
+//! A page belongs to the generation in which it was last found accessed. Ageing starts a new generation: a walk over
+//! all tables clears the bits, and accessed pages join the youngest. Eviction checks pages of the oldest generation
+//! again; it demotes idle pages and moves others to the youngest. When the oldest is empty and only two are left,
+//! ageing runs again. If all pages are accessed soon, the interval between checks shrinks until some page is idle.
 
 use super::Reclaimable;
 
@@ -15,16 +14,16 @@ const ROUNDS: u32 = 8;
 /// Generations that are not evicted (`MIN_NR_GENS`).
 const KEPT: u32 = 2;
 
-/// Who belongs where.
+/// The generation of each page.
 #[derive(Debug, Clone)]
 pub(crate) struct Generations {
     /// The youngest generation.
     youngest: u32,
-    /// By place.
+    /// Generation by slot.
     of: Vec<u32>,
-    /// Where eviction goes on.
+    /// Next slot to evict.
     hand: u32,
-    /// Places that it has still to pass in this round.
+    /// Slots left in this round.
     left: u32,
 }
 
@@ -41,8 +40,8 @@ impl Default for Generations {
 }
 
 impl Generations {
-    /// Demotes until enough is free, its rounds are done, or it is `until_ps`; true when there is no
-    /// more to do.
+    /// Demotes pages until the target is reached, all rounds are complete, or it is `until_ps`. Returns true if no work
+    /// is left.
     pub(crate) fn turn(&mut self, pages: &mut impl Reclaimable, until_ps: u64) -> bool {
         let places = pages.places();
         self.of.resize(places as usize, self.youngest);
@@ -77,7 +76,7 @@ impl Generations {
         true
     }
 
-    /// Begins a generation.
+    /// Starts a new generation.
     fn age(&mut self, pages: &mut impl Reclaimable) {
         self.youngest += 1;
         let places = pages.places();

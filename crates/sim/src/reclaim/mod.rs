@@ -1,12 +1,12 @@
-//! Reclaim by demotion, as kswapd does it: in a guest's fast node, or in the hypervisor.
+//! Reclaim by demotion, as in kswapd: in a guest's fast node, or in the hypervisor.
 //!
 //! # Problem
-//! Pages of fast memory that nobody uses have to go to slow memory, until enough is free. What
-//! is known of a page is one bit, whether it was accessed since the bit was last cleared.
+//! Idle pages of fast memory must move to slow memory until enough is free. One bit is known of a page: whether it was
+//! accessed since the bit was last cleared.
 //!
 //! # Properties
-//! - A page that was accessed between two looks stays.
-//! - A run ends: when enough is free, after its rounds, at its time, or when nothing can move.
+//! - A page that was accessed between two checks stays.
+//! - A run ends when the target is reached, after its rounds, at its time limit, or when no page can move.
 
 mod clock;
 mod generations;
@@ -16,34 +16,34 @@ pub(crate) use clock::Clock;
 pub(crate) use generations::Generations;
 pub(crate) use seen::Seen;
 
-/// What reclaim goes over: places, at each of which a page of fast memory may begin.
+/// The page slots that reclaim scans; a page of fast memory may begin at each.
 pub(crate) trait Reclaimable {
-    /// How many places there are.
+    /// Number of slots.
     fn places(&self) -> u32;
     /// Bytes of fast memory.
     fn fast_bytes(&self) -> u64;
-    /// How many places the page takes that begins here; nothing where none begins.
+    /// Number of slots of the page that begins here; none if no page begins here.
     fn page_at(&mut self, place: u32) -> Option<u32>;
-    /// The page that begins here becomes inactive: it is forgotten whether it was accessed.
+    /// Makes the page that begins here inactive and clears its accessed bit.
     fn deactivate(&mut self, place: u32);
-    /// Whether the inactive page that begins here was accessed since; that is forgotten.
+    /// Clears the accessed bit of the inactive page that begins here; returns the old bit.
     fn take_accessed(&mut self, place: u32) -> bool;
-    /// The same for any page, found on a walk over tables.
+    /// Clears the accessed bit of any page, in a walk over tables; returns the old bit.
     fn walk_accessed(&mut self, place: u32) -> bool;
-    /// Demotes the page that begins here; false when there is no room below.
+    /// Demotes the page that begins here; false if the slow node is full.
     fn demote(&mut self, place: u32) -> bool;
-    /// Whether enough is free.
+    /// Whether the target is reached.
     fn has_enough(&self) -> bool;
-    /// Now.
+    /// Current time.
     fn now_ps(&self) -> u64;
 }
 
-/// How a kernel keeps its pages in order of use.
+/// The kernel's page lists for reclaim.
 #[derive(Debug, Clone)]
 pub(crate) enum Lists {
-    /// An active and an inactive list: TPP's kernel.
+    /// An active and an inactive list, as in TPP's kernel.
     Two(Clock),
-    /// Generations: kernels of today.
+    /// Generations, as in current kernels.
     Generations(Generations),
 }
 
@@ -54,8 +54,8 @@ impl Default for Lists {
 }
 
 impl Lists {
-    /// Demotes until enough is free, there is nothing to demote, or it is `until_ps`; true when
-    /// there is no more to do.
+    /// Demotes pages until the target is reached, no candidate is left, or it is `until_ps`. Returns true if no work is
+    /// left.
     pub(crate) fn turn(&mut self, pages: &mut impl Reclaimable, until_ps: u64) -> bool {
         match self {
             Self::Two(clock) => clock.turn(pages, until_ps),
@@ -70,9 +70,9 @@ mod tests {
 
     use super::*;
 
-    /// Pages of one place each; time passes with every look.
+    /// Pages of one slot each; every check takes time.
     struct Pages {
-        /// What is there: whether it was accessed, and how often it was looked at.
+        /// By slot: whether the page was accessed, and how often it was checked.
         pages: Vec<Option<(bool, u32)>>,
         free: usize,
         enough: usize,
@@ -81,7 +81,7 @@ mod tests {
     }
 
     impl Pages {
-        /// Some of them are accessed.
+        /// Marks some pages as accessed.
         fn access(&mut self, used: &[bool]) {
             for (page, &used) in self.pages.iter_mut().zip(used) {
                 if let Some(page) = page {
@@ -150,12 +150,12 @@ mod tests {
                 let is_done = lists.turn(&mut pages, until_ps);
                 prop_assert!(pages.free <= enough.min(room).min(count));
                 prop_assert!(is_done || pages.now_ps >= until_ps);
-                // Ageing is one walk, whatever the time.
+                // Ageing is one walk, even beyond the time limit.
                 prop_assert!(pages.now_ps <= until_ps + count as u64 + 1);
             }
         }
 
-        /// What is accessed between any two looks stays.
+        /// Pages accessed between any two checks stay.
         #[test]
         fn what_is_accessed_stays(used in prop::collection::vec(any::<bool>(), 16..100)) {
             for mut lists in all_kinds() {

@@ -1,20 +1,19 @@
-//! What a kernel remembers of a page's use, beside the bit in its table entry.
+//! Kernel state of a page's usage, beside the accessed bit.
 
-/// Whether it was used lately, in two steps (`mark_page_accessed` in mm/swap.c): an inactive page
-/// is referenced first, and active when that happens again.
+/// Recent use in two steps (`mark_page_accessed` in mm/swap.c): an inactive page becomes referenced, and then active.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Seen {
     /// On the inactive list.
     #[default]
     Inactive,
-    /// There, and referenced once.
+    /// On the inactive list, and referenced once.
     Referenced,
     /// On the active list.
     Active,
 }
 
 impl Seen {
-    /// It was used.
+    /// Records one use.
     pub(crate) fn mark_accessed(&mut self) {
         *self = match self {
             Self::Inactive => Self::Referenced,

@@ -1,5 +1,5 @@
-//! Whole runs of programs of other shapes: scattered hot sets, several processes, memory that grows, and address space
-//! that is reserved.
+//! Tests of whole runs with other programs: scattered hot sets, several processes, growing memory, and reserved address
+//! space.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use demeter_scenario::{Scenario, System};
 
 use super::*;
 
-/// Runs at a scale at which a page stands for 32.
+/// Runs at a scale at which a page stands for 32 real ones.
 fn scenario(workload: &str, sim: &str) -> Scenario {
     let text = format!(
         r#"
@@ -44,7 +44,7 @@ fn a_scattered_hot_set_is_found_and_the_oracle_has_it() {
     let [none, oracle, demeter] =
         [System::None, System::Oracle, System::Demeter].map(|system| ran(&scenario, system));
     assert_eq!(oracle.hot_in_fast_final, Some(1.0));
-    // The first blocks are fast: scattered, the hot set has its share of them.
+    // The first blocks are fast. A scattered hot set lies in them in proportion.
     let share = none.hot_in_fast_final.unwrap();
     assert!((0.05..0.6).contains(&share), "{share}");
     assert!(
@@ -96,7 +96,7 @@ fn an_agent_manages_the_hot_memory_of_each_process() {
     assert!(ran(&scenario, System::None).hot_in_fast_final < Some(0.6));
 }
 
-/// Fills fast memory with what is hardly used; what grows is hot.
+/// Fills fast memory with cold data first; memory that grows later is hot.
 const GROWS: &str = "kind = \"mix\"\nthreads = 2\nparts = [{ size_mib = 150, share = 0.1 }, \
                      { size_mib = 41, start_mib = 1, grows_s = 4 }]";
 
@@ -120,7 +120,7 @@ fn memory_grows_while_the_program_runs_whoever_manages_it() {
             let guest = &mut world.vms[0].guest;
             let vma = guest.vmas()[1];
             let there: u64 = guest.placement(&vma).iter().map(|bytes| bytes.0).sum();
-            // Of its last block it may not have touched all.
+            // The program may not have touched all of its last block.
             assert!(
                 there <= vma.len().0 && there + BLOCK_SIZE > vma.len().0,
                 "{system}"

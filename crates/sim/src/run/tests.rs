@@ -6,7 +6,7 @@ use crate::machine::ledger::Cause;
 use crate::program::{Access, Batch, Region};
 use crate::system::build;
 
-/// Random updates, nine of ten to the last eighth of the memory.
+/// A program of random updates, nine of ten to the last eighth of the memory.
 struct Updates {
     bytes: u64,
     base: u64,
@@ -104,7 +104,7 @@ fn scenario(duration_s: u64, sim: &str) -> Scenario {
     toml::from_str(&text).unwrap()
 }
 
-/// The scenario's machine, with a cache that is small beside the hot set.
+/// The scenario's machine, with a cache much smaller than the hot set.
 fn setup(scenario: &Scenario) -> Setup {
     let mut setup = Setup::new(scenario).unwrap();
     setup.cpu.caches[2].geometry.sets = 1024;
@@ -117,7 +117,7 @@ fn simulated(scenario: &Scenario, system: System) -> SystemResult {
     unseen(scenario, &setup, system, programs).unwrap()
 }
 
-/// Runs it while nobody watches or looks.
+/// Runs a scenario without observers.
 fn unseen<P: Program>(
     scenario: &Scenario,
     setup: &Setup,
@@ -201,8 +201,8 @@ fn scale_leaves_figures_as_they_are() {
     assert!((large / small - 1.0).abs() < 0.05, "{small} and {large}");
 }
 
-/// vTMM looks for the first time after a second: until then its guest is one that nobody manages. Pages are small,
-/// since a guest takes huge ones from its fast node only.
+/// vTMM scans first after a second. Until then, its guest is unmanaged. Pages are small, since a guest allocates huge
+/// pages from its fast node only.
 #[test]
 fn a_hypervisor_that_tiers_has_no_more_fast_memory_than_a_guest() {
     let text = r#"
@@ -223,8 +223,8 @@ fn a_hypervisor_that_tiers_has_no_more_fast_memory_than_a_guest() {
     assert!(more.abs() < 0.02, "{more}");
 }
 
-/// Linux takes a whole range out of the second-level tables with one flush; what it demotes then was not
-/// accessed since, and has no entry to flush. TPP flushes for each bit that it takes, and each page that it demotes.
+/// Linux unmaps a whole range of the second-level tables with one flush. Pages demoted later have no entry to flush,
+/// since they were not accessed. TPP flushes for each cleared accessed bit, and for each demoted page.
 #[test]
 fn a_host_flushes_for_ranges_under_linux_and_for_pages_under_tpp() {
     let text = r#"
@@ -303,7 +303,7 @@ fn a_result_tells_by_known_names_and_counts_what_it_shall() {
     world.start(false).unwrap();
     let start = world.moment(0, &Unit::MOPS);
     world.run_until(PS_PER_S).unwrap();
-    // The clock's time, and that of both threads.
+    // Wall-clock time, and the time of both threads.
     let time_ps = [Unit::MOPS, Unit::NS].map(|unit| world.moment(PS_PER_S, &unit).work[0].time_ps);
     assert_eq!(time_ps, [PS_PER_S, 2 * PS_PER_S]);
     let end = world.moment(PS_PER_S, &Unit::MOPS);
@@ -313,7 +313,7 @@ fn a_result_tells_by_known_names_and_counts_what_it_shall() {
             .eq(&std::collections::BTreeSet::from(COUNTERS))
     );
     assert!(end.cpu_ps.keys().all(|cause| role(cause).is_some()));
-    // Of faults those of the timed phase, of invalidations those of first touch, too.
+    // Faults count in the timed phase only; invalidations also in first touch.
     let (first, all) = (start.counters.clone(), end.counters.clone());
     let timeline = timeline(vec![start, end], Unit::MOPS, None, None);
     let counters = timeline.summarise("linux").unwrap().counters;
@@ -349,7 +349,7 @@ fn a_vm_that_finishes_first_idles() {
         let spent = world.bill().since(&before);
         let quick_idle: u64 = world.vms[1].hardware.vcpus.iter().map(idle_ps).sum();
         assert!(quick_idle >= 2 * (slow - quick) / 100 * 99, "{system}");
-        // Four virtual CPUs until the end; the last slices may reach a little beyond.
+        // Four virtual CPUs until the end; the last slices may end slightly later.
         let share = spent.total() as f64 / (4 * slow) as f64;
         assert!((0.999..1.01).contains(&share), "{system}: {share}");
         assert!(world.is_conserved());
@@ -406,13 +406,13 @@ fn single_operations_take_as_long_at_any_scale() {
         let result = unseen(&scenario, &setup(&scenario), system, programs);
         let result = result.unwrap();
         let tail = result.tail.unwrap();
-        // Two threads do nothing else.
+        // Two threads that do nothing else.
         let mean_ns = 2e3 / result.mean().unwrap();
         let off = tail.mean_ns / mean_ns - 1.0;
         assert!(off.abs() < 0.01, "{system}: {} and {mean_ns}", tail.mean_ns);
         tail
     };
-    // A tick falls on one operation in a thousand, and reclaim on as many: 99.9 % lies on an edge.
+    // A tick affects one operation in a thousand, and so does reclaim. The 99.9 % percentile lies on that edge.
     for (system, edge) in [(System::None, 0.4), (System::Linux, 0.7)] {
         let (small, large) = (tail(1, system), tail(4, system));
         for (name, small, large, off) in [
@@ -461,7 +461,7 @@ fn equal_vms_share_cores_evenly() {
     let alone = throughput("vms = 1");
     for (vms, cores) in [(2, 2), (3, 2), (2, 1)] {
         let shared = throughput(&format!("vms = {vms}\ncores = {cores}"));
-        // A VM alone has two cores.
+        // A single VM uses two cores.
         let ratio = shared / (alone * f64::from(cores) / 2.0);
         assert!((0.94..1.02).contains(&ratio), "{vms} on {cores}: {ratio}");
     }
@@ -490,7 +490,7 @@ proptest::proptest! {
         let all = vms as f64 * f64::from(vcpus);
         let seconds = |ps: u64| ps as f64 / PS_PER_S as f64;
         assert!((all - 0.01..all * 1.02).contains(&seconds(bill.total())), "{bill:?}");
-        // Each core is used all the time as long as there are threads for it.
+        // Each core is always busy while there are enough threads.
         let waited = bill.of(Cause::Idle) + bill.of(Cause::Steal);
         let worked = seconds(bill.total() - waited);
         let cores = f64::from(cores.min(vcpus * vms as u32));

@@ -1,9 +1,9 @@
-//! The agent in a guest, as `demeter guest` runs it: the policy's engine decides; the kernel beneath
-//! it is the simulated one, and what it does takes time.
+//! The agent of `demeter guest` in a simulated guest. The policy's engine decides; the simulated kernel executes, which
+//! takes time.
 //!
-//! It is a thread beside the program's: it carries its plan out in batches, and where the program
-//! wants the same virtual CPU the scheduler gives the program its share in between. The next
-//! epoch begins when the plan is done.
+//! The agent is a thread beside the program's threads and executes its plan in batches. If the program needs the same
+//! virtual CPU, the scheduler gives the program its share between batches. The next epoch begins when the plan is
+//! complete.
 
 mod damon_tracker;
 mod variants;
@@ -30,54 +30,54 @@ use crate::machine::ledger::Cause;
 use crate::machine::memory::TierId;
 use crate::machine::sampler::{Record, Sampling};
 
-/// The scheduler's weights of a thread at nice 0, and of the agent at its nice -10
-/// (`sched_prio_to_weight`).
+/// The scheduler's weights of a thread at nice 0, and of the agent at nice -10 (`sched_prio_to_weight`).
 const PROGRAM_WEIGHT: u64 = 1024;
 const AGENT_WEIGHT: u64 = 9548;
 
-/// What an agent is set to.
+/// Settings of an agent.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct AgentSettings {
-    /// How the paper's design splits ranges.
+    /// Parameters of range splitting in the paper's design.
     pub(crate) split: Split,
-    /// The facts that tell what a sample is worth.
+    /// Parameters that set the value of a sample.
     pub(crate) gain: Gain,
-    /// The engine's part; how large fast memory is, the guest says.
+    /// Settings of the engine. The guest supplies the size of fast memory.
     pub(crate) engine: Config,
     pub(crate) sampling: Sampling,
     pub(crate) epoch_ps: u64,
-    /// Virtual CPUs of its machine.
+    /// Number of virtual CPUs.
     pub(crate) vcpus: u32,
 }
 
-/// Where samples come from.
+/// The source of samples.
 #[derive(Debug)]
 enum Tracker {
-    /// The sampling units: what they have recorded since it was last asked for.
+    /// The sampling units, with their records since the last request.
     Sampler(Vec<GuestVirtAddr>),
-    /// Accessed bits.
+    /// Accessed bits, through DAMON.
     Damon(Box<DamonTracker>),
 }
 
-/// The agent.
+/// The simulated agent.
 pub(crate) struct SimulatedAgent<S: Strategy> {
     settings: AgentSettings,
     traits: Traits,
-    /// What it decides by, on a machine with so much fast memory.
+    /// Creates its strategy, for a given size of fast memory.
     strategy: fn(&AgentSettings, ByteCount) -> S,
     /// None before the start.
     engine: Option<Engine<S>>,
-    /// What the engine was told that it had not asked for: an error in this module.
+    /// Error: the engine received an input that it had not requested; a bug in this module.
     misuse: Option<Misuse>,
     tracker: Tracker,
-    /// The time that a batch is reported to have taken. In tests it is zero: the speed of a machine must decide nothing.
+    /// Converts the duration of a batch for its report. Tests report zero, as decisions must not depend on machine
+    /// speed.
     took_ns: fn(u64) -> u64,
     next_epoch_ps: u64,
-    /// When it has its next turn.
+    /// Time of its next turn.
     due_ps: u64,
-    /// Samples so far.
+    /// Number of samples so far.
     samples_seen: u64,
-    /// What is asked for, in tests.
+    /// Requests of the engine, recorded in tests.
     #[cfg(test)]
     asked: Vec<String>,
 }
@@ -104,7 +104,7 @@ impl<S: Strategy> SimulatedAgent<S> {
         }
     }
 
-    /// Its turn: a batch of its plan or, once that is done, an epoch. Returns when the next one is due.
+    /// One turn: a batch of its plan or, after the plan, an epoch. Returns the time of the next turn.
     fn act(&mut self, guest: &mut Guest, actor: &mut Actor<'_>) -> u64 {
         let Some(mut engine) = self.engine.take() else {
             return NEVER_PS;
@@ -124,7 +124,7 @@ impl<S: Strategy> SimulatedAgent<S> {
             })
         };
         if let Err(misuse) = told {
-            // Without an engine there is no further turn.
+            // Without an engine there are no more turns.
             self.misuse = Some(misuse);
             return NEVER_PS;
         }
@@ -132,7 +132,7 @@ impl<S: Strategy> SimulatedAgent<S> {
         let prospect = engine.prospect();
         self.engine = Some(engine);
         if stage == Stage::Asleep {
-            // An epoch that took too long is not made up for.
+            // If an epoch took too long, the missed ones are skipped.
             self.next_epoch_ps = self.next_epoch_ps.max(now_ps);
             if let Tracker::Damon(tracker) = &mut self.tracker {
                 tracker.epoch_ended(prospect, now_ps);
@@ -143,7 +143,7 @@ impl<S: Strategy> SimulatedAgent<S> {
         now_ps + if actor.is_alone() { 0 } else { program_ps }
     }
 
-    /// One epoch: up to its plan. Tells when that is ready.
+    /// Runs an epoch up to its plan. Returns the time at which the plan is ready.
     fn run_epoch(
         &mut self,
         engine: &mut Engine<S>,
@@ -188,7 +188,7 @@ impl<S: Strategy> SimulatedAgent<S> {
                 Request::ReadNodes if engine.stage() == Stage::Deciding => {
                     self.tell_nodes(engine, Cause::Classify, guest, actor)?;
                 }
-                // It begins with its first epoch.
+                // The agent starts with its first epoch.
                 Request::Sleep { .. } if engine.epoch() == 0 => {
                     self.push(engine, Input::Epoch)?;
                 }
@@ -201,7 +201,7 @@ impl<S: Strategy> SimulatedAgent<S> {
             [] => engine.processes().map(|p| p.ranges).sum(),
             ranking => ranking.len(),
         };
-        // A kernel that manages by ranges looks at no block for itself.
+        // A kernel that manages by ranges examines no single blocks.
         let blocks = match self.traits.in_kernel {
             true => 0,
             false => engine.residency().known_in_all(),
@@ -216,7 +216,7 @@ impl<S: Strategy> SimulatedAgent<S> {
         Ok(actor.now_ps() + in_kernel_ps)
     }
 
-    /// Tells this epoch's samples, or what looks at accessed bits found.
+    /// Reports this epoch's samples, or the findings of DAMON.
     fn tell_samples(
         &mut self,
         engine: &mut Engine<S>,
@@ -261,7 +261,7 @@ impl<S: Strategy> SimulatedAgent<S> {
         if !self.traits.in_kernel {
             actor.charge(cause, actor.costs.agent_read_nodes_ps);
         }
-        // What waits for reclaim goes by the watermark of promotions.
+        // Promotions that wait for reclaim use the watermark of promotions.
         let fast = match S::RECLAIMS_MAX > 0 && engine.stage() == Stage::Moving {
             true => guest.promotable(),
             false => guest.usable(TierId::Fast),
@@ -276,7 +276,7 @@ impl<S: Strategy> SimulatedAgent<S> {
         self.push(engine, Input::Nodes(facts.into()))
     }
 
-    /// Carries the next batch of the plan out, or lets reclaim make room for it.
+    /// Executes the next batch of the plan, or lets reclaim free memory for it.
     fn move_on(
         &mut self,
         engine: &mut Engine<S>,
@@ -307,7 +307,7 @@ impl<S: Strategy> SimulatedAgent<S> {
         }
     }
 
-    /// Moves a block; tells where it lies then.
+    /// Moves a block; returns its new placement.
     fn move_block(
         &self,
         block: Block,
@@ -330,7 +330,7 @@ impl<S: Strategy> SimulatedAgent<S> {
         place(block, guest)
     }
 
-    /// Answers the engine.
+    /// Sends the engine's answer.
     fn push(&mut self, engine: &mut Engine<S>, input: Input<'_>) -> Result<(), Misuse> {
         engine.push(input)?;
         #[cfg(test)]
@@ -339,7 +339,7 @@ impl<S: Strategy> SimulatedAgent<S> {
     }
 }
 
-/// Where a block lies.
+/// The placement of a block.
 fn place(block: Block, guest: &mut Guest) -> Spread {
     let range = VirtRange::new(block.start(), Block(block.0 + 1).start());
     range.map_or_else(Spread::default, |range| {
@@ -378,7 +378,7 @@ impl<S: Strategy> Manager for SimulatedAgent<S> {
         self.due_ps
     }
 
-    /// Its tracker's turn, its own, or both.
+    /// Runs its tracker's turn, its own, or both.
     fn turn(&mut self, ctx: &mut Context<'_>) -> u64 {
         let Context { guest, actor, .. } = ctx;
         if let Tracker::Damon(tracker) = &mut self.tracker {
@@ -405,11 +405,11 @@ impl<S: Strategy> Manager for SimulatedAgent<S> {
 
     fn working_set(&self) -> Option<ByteCount> {
         let set = self.engine.as_ref()?.working_set();
-        // Without samples it is not known, rather than nothing.
+        // Without samples the working set is unknown, not empty.
         set.fast_hit_permille.map(|_| set.placement.resident())
     }
 
-    /// A kernel finds in its tables what the engine remembers of places.
+    /// An in-kernel agent reads placement from page tables, so that memory is not counted.
     fn memory_overhead(&self, _guest: &Guest) -> ByteCount {
         let engine = self.engine.as_ref();
         let known = engine.map_or(0, |engine| match self.traits.in_kernel {

@@ -1,5 +1,5 @@
-//! Counters of accesses for every block: the plainest classification there is, to see what the windows and groups of the
-//! product's heat bring.
+//! Access counters per block: the simplest classification, as a baseline for the windows and groups of the product's
+//! heat.
 
 use std::collections::BTreeMap;
 
@@ -8,14 +8,14 @@ use demeter_policy::{
     Block, ClassifiedRange, GuestVirtAddr, Pid, Plan, Situation, VirtRange, plan,
 };
 
-/// Counts below this are forgotten.
+/// Lower counts are dropped.
 const COUNT_MIN: f64 = 1.0 / 16.0;
 
-/// Counters are halved after so many samples for each block. A single block gets few: halved every epoch, its count would
-/// never be certain.
+/// Number of samples per block between two halvings. One block alone gets few samples: if halved in every epoch, its
+/// count would never be reliable.
 const COOL_SAMPLES_PER_BLOCK: u64 = 8;
 
-/// Counters of blocks, and the planner that a host uses for its guests' histories.
+/// Counters of blocks, with the planner that a host uses for its guests' histories.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Blocks;
 
@@ -36,7 +36,7 @@ impl Strategy for Blocks {
 pub(crate) struct BlockCounters {
     vmas: Vec<VirtRange>,
     counts: BTreeMap<Block, f64>,
-    /// Samples until the counts are halved.
+    /// Samples until the next halving.
     left: u64,
 }
 
@@ -111,7 +111,7 @@ mod tests {
         (0..4).for_each(|_| epoch(&mut counters, 1100));
         assert_eq!(hottest(&counters), 1100);
         assert_eq!(counters.ranges().count(), 256);
-        // Far more samples of another one, but halved again and again the first is overtaken soon.
+        // Another block gets far more samples; with halving it soon overtakes the first.
         (0..6).for_each(|_| epoch(&mut counters, 1200));
         assert_eq!(hottest(&counters), 1200);
     }

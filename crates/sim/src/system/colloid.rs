@@ -1,25 +1,23 @@
-//! Colloid: as much in fast memory as keeps both tiers equally quick, instead of as much as fits.
+//! Colloid: fills fast memory only until both tiers have equal latency.
 //!
-//! Vuppalapati and Agarwal, SOSP 2024; numbers as in the authors' code on top of HeMem. It tracks and
-//! classifies as HeMem does, and moves what shifts the traffic by as much as it wants.
+//! Vuppalapati and Agarwal, SOSP 2024; constants from the authors' code on top of HeMem. It tracks and classifies like
+//! HeMem, and moves pages to shift traffic by a desired amount.
 //!
 //! # Problem
-//! The fast tier under load may be slower than the slow one. Whoever packs all that is hot into it
-//! then makes everything slower.
+//! A loaded fast tier may be slower than the slow tier. Packing all hot pages into it then slows everything down.
 //!
 //! # Approach
-//! Each tier's latency is what the memory controllers tell: requests in flight by requests that
-//! arrived. `p` is the share of requests that go to the fast tier. Where the fast tier is the quicker
-//! one, the share that is wanted lies above `p`, else below; the middle of what is left open
-//! is aimed for. Pages are moved whose samples add up to that part of all, hottest first, and in 500
-//! ms no more bytes than the traffic that is shifted.
+//! The memory controllers measure each tier's latency: requests in flight divided by arrivals. `p` is the share of
+//! requests to the fast tier. If the fast tier is quicker, the desired share is above `p`, otherwise below. The target
+//! is the middle of the remaining interval. Pages are moved, hottest first, until their samples make up the shifted
+//! share. In 500 ms no more bytes move than the shifted traffic.
 //!
-//! A guest has no such counters: the model gives it the host's. Memory is in pages of 2 MiB in both tiers, as HeMem has
-//! it.
+//! Guests have no such counters, so the model provides the host's. As in HeMem, memory consists of 2 MiB pages in both
+//! tiers.
 //!
 //! # Properties
-//! - What is open is a part of 0 to 1, and what is aimed for lies in it.
-//! - Where latency rises with traffic, both become equal or all traffic goes to the quicker tier.
+//! - The interval is part of 0 to 1, and contains the target.
+//! - If latency rises with traffic, both tiers become equal, or all traffic goes to the quicker tier.
 
 use demeter_policy::{BLOCK_SIZE, Block, ByteCount, GuestVirtAddr};
 
@@ -31,25 +29,25 @@ use crate::machine::ledger::Cause;
 use crate::machine::memory::TierId;
 use crate::machine::sampler::{Record, Sampling};
 
-/// Loads for each sample.
+/// Loads per sample.
 const PERIOD: u64 = 5003;
 
-/// Weight of the newest measurement.
+/// Weight of the newest measurement in the average.
 const NEWEST: f64 = 1.0 / 16.0;
 
-/// Latencies that differ by less, as a share of the fast tier's, are equal.
+/// Latencies that differ by less, relative to the fast tier's, count as equal.
 pub(super) const EQUAL: f64 = 0.05;
 
-/// What is left open is opened again when it is smaller.
+/// An interval smaller than this is reset.
 const NARROW: f64 = 0.01;
 
-/// Turns in the time for which moves are limited.
+/// Number of turns in the period of the migration limit.
 const TURNS_PER_LIMIT: f64 = 50.0;
 
-/// Most samples that tell pages apart: a page's count is halved above less.
+/// Highest distinguishable sample count; beyond it a page's count is halved.
 const COUNTS: usize = 32;
 
-/// What is known of the share that is wanted.
+/// The interval that contains the desired share.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Balance {
     low: f64,
@@ -57,14 +55,14 @@ struct Balance {
 }
 
 impl Balance {
-    /// Everything is open.
+    /// The full interval.
     const OPEN: Self = Self {
         low: 0.0,
         high: 1.0,
     };
 
-    /// With a share of `p` in the fast tier the latencies are these: tells by how much the share is
-    /// to grow, or to shrink where that is negative.
+    /// Updates the interval with the latencies at a share of `p`. Returns the change of the share; negative to shrink
+    /// it.
     fn step(&mut self, p: f64, [fast, slow]: [f64; 2]) -> f64 {
         if (fast - slow).abs() < EQUAL * fast {
             return 0.0;
@@ -84,19 +82,19 @@ impl Balance {
     }
 }
 
-/// What the memory controllers tell, by tier.
+/// Measurements of the memory controllers, by tier.
 #[derive(Debug)]
 pub(super) struct Load {
     /// Weight of the newest measurement.
     newest: f64,
-    /// Lines by the last measurement; lines from one to the next, and latency, both smoothed.
+    /// Line counts at the last measurement; lines per interval and latency, both smoothed.
     lines_before: [u64; 2],
     lines: [f64; 2],
     latency_ps: [f64; 2],
 }
 
 impl Load {
-    /// Nothing measured yet.
+    /// A state without measurements.
     pub(super) fn new(newest: f64) -> Self {
         Self {
             newest,
@@ -124,7 +122,7 @@ impl Load {
     }
 }
 
-/// The library.
+/// The Colloid library.
 #[derive(Debug)]
 pub(crate) struct Colloid {
     threshold_ps: u64,
@@ -134,12 +132,12 @@ pub(crate) struct Colloid {
     spinner: Spinner,
     balance: Balance,
     load: Load,
-    /// Bytes that may be moved.
+    /// Bytes that may be moved in this period.
     allowed: f64,
 }
 
 impl Colloid {
-    /// Nothing seen yet.
+    /// A library without samples.
     pub(crate) fn new(managed: &Managed) -> Self {
         Self {
             threshold_ps: managed.load_ps,
@@ -153,9 +151,9 @@ impl Colloid {
         }
     }
 
-    /// Moves pages whose samples are `part` of all: up, or down where that is negative.
+    /// Promotes pages that have `part` of all samples; demotes if it is negative.
     fn shift(&mut self, part: f64, guest: &mut Guest, actor: &mut Actor<'_>) {
-        // As lists by count, which the library keeps.
+        // Lists by count, as the library keeps them.
         let mut by_count: [Vec<Vec<Block>>; 2] = [vec![vec![]; COUNTS], vec![vec![]; COUNTS]];
         let mut all = 0;
         for block in self.heat.blocks() {
@@ -185,7 +183,7 @@ impl Colloid {
                     return;
                 }
                 if to == TierId::Fast && guest.usable(to).0 < BLOCK_SIZE {
-                    // What makes room is colder than what comes, or nothing is gained.
+                    // A page to demote must be colder than the promoted page, or there is no gain.
                     let cold = coldest.next().filter(|&c| self.heat.of(c) < count as u32);
                     let Some(cold) = cold else {
                         return;
@@ -290,7 +288,7 @@ mod tests {
             }
         }
 
-        /// The machine's fast tier is `idle` quicker when idle and slows down with its share.
+        /// The fast tier has an advantage of `idle` when idle, and slows down with its share.
         #[test]
         fn latencies_become_equal(start in 0.0..=1.0f64, idle in 10.0..100.0f64, slope in 1.0..500.0f64) {
             let (mut balance, mut p) = (Balance::OPEN, start);

@@ -1,17 +1,16 @@
-//! Colloid on TPP's tracking: hot pages go to whichever tier is quicker.
+//! Colloid on TPP's tracking: hot pages go to the quicker tier.
 //!
-//! Vuppalapati and Agarwal, SOSP 2024; numbers as in the authors' kernel. It tracks and classifies as TPP
-//! does, and moves by one bit: whether the fast tier is the slower one.
+//! Vuppalapati and Agarwal, SOSP 2024; constants from the authors' kernel. It tracks and classifies like TPP. Its moves
+//! depend on one bit: whether the fast tier is slower.
 //!
 //! # Problem
-//! TPP promotes what is hot, however loaded the fast tier is.
+//! TPP promotes hot pages even to a heavily loaded fast tier.
 //!
 //! # Approach
-//! A thread with a core of its own reads the memory controllers' counters. While the fast tier is the
-//! slower one, nothing is promoted, fast memory's pages are made to fault as slow memory's are, and
-//! what faults and is hot is demoted. Else it is TPP.
+//! A thread on its own core reads the memory controllers' counters. While the fast tier is slower, nothing is promoted.
+//! Pages of both tiers are then marked to fault, and hot pages that fault are demoted. Otherwise it works like TPP.
 //!
-//! The thread reads without a pause; the model lets it read every 2 ms.
+//! The real thread reads continuously; the model reads every 2 ms.
 
 use demeter_policy::GuestVirtAddr;
 
@@ -21,10 +20,10 @@ use super::{Context, HintFaultTiering, Managed, Manager, Needs};
 use crate::guest::Guest;
 use crate::machine::memory::TierId;
 
-/// Weight of the newest measurement.
+/// Weight of the newest measurement in the average.
 const NEWEST: f64 = 1.0 / 32.0;
 
-/// The kernel's part.
+/// The kernel part of Colloid.
 #[derive(Debug)]
 pub(crate) struct ColloidTpp {
     tpp: HintFaultTiering,
@@ -33,7 +32,7 @@ pub(crate) struct ColloidTpp {
 }
 
 impl ColloidTpp {
-    /// Nothing seen yet.
+    /// A state without measurements.
     pub(crate) fn new(managed: &Managed) -> Self {
         Self {
             tpp: HintFaultTiering::tpp(managed),
@@ -42,7 +41,7 @@ impl ColloidTpp {
         }
     }
 
-    /// Whether the fast tier is the slower one.
+    /// Whether the fast tier is slower.
     fn is_fast_slower(&self) -> bool {
         let [fast, slow] = self.load.latency_ps();
         fast - slow > EQUAL * fast
@@ -63,7 +62,7 @@ impl Manager for ColloidTpp {
         self.tpp.start(guest, now_ps, filling)
     }
 
-    /// The scanner's turn.
+    /// Turn of the scanner.
     fn turn(&mut self, ctx: &mut Context<'_>) -> u64 {
         let from = match self.is_fast_slower() {
             true => TierId::Fast,
@@ -85,7 +84,7 @@ impl Manager for ColloidTpp {
         match (node, self.is_fast_slower()) {
             (TierId::Slow, false) => self.tpp.promote(gva, ctx),
             (TierId::Fast, true) => {
-                // While it was marked nobody could have its translation.
+                // While it was marked, no TLB could hold its translation.
                 let Context { guest, actor, .. } = ctx;
                 guest.migrate(gva, TierId::Slow, false, actor);
             }

@@ -1,4 +1,4 @@
-//! What every simulated system must do. A system takes part by its row of the catalogue.
+//! Conformance suite for all simulated systems, selected by the catalogue.
 
 use demeter_policy::{MIB, PAGE_SIZE};
 use demeter_scenario::{Place, Scenario, System};
@@ -10,13 +10,13 @@ use crate::setup::Setup;
 use crate::workload::Workload;
 use crate::world::World;
 
-/// How long a system may take to find the hot set. The slowest is `demeter-paper`: it halves 64 TiB
-/// every half second, and so needs eight seconds to come down to 1 GiB.
+/// Time limit to find the hot set, in seconds. The slowest system is `demeter-paper`. It halves 64 TiB every half
+/// second, so it takes eight seconds to reach 1 GiB.
 const SECONDS: u64 = 12;
 
-/// How long it may take this one: RAMinate exchanges 4 MB every 5 s, and 128 MiB are hot; Nomad's
-/// candidates must be accessed three times, and whoever else promotes slows its scans down; HeteroOS
-/// scans a part of memory each time, and asks for ten ones; HybridTier counts 100,000 samples at a time.
+/// Time limit of one system, in seconds. RAMinate exchanges 4 MB every 5 s, and 128 MiB are hot. Nomad's candidates
+/// need three accesses, and other promotions slow its scans down. HeteroOS scans a part of memory at a time, and
+/// requires ten ones. HybridTier counts 100,000 samples at a time.
 fn seconds(system: System) -> u64 {
     match system {
         System::Raminate => 260,
@@ -27,20 +27,19 @@ fn seconds(system: System) -> u64 {
     }
 }
 
-/// A page of the model stands for 256.
+/// A page of the model stands for 256 real ones.
 const SCALE_BITS: u32 = 8;
 
-/// A program that leaves some memory free.
+/// Size of a program that leaves memory free.
 const COMFORTABLE_MIB: u64 = 1600;
 
-/// A program that leaves none: 1024 MiB of slow memory, 1024 of fast memory, and the 2 % of the
-/// latter that an allocation takes only when nothing else is free.
+/// Size of a program that leaves none free. It fills 1024 MiB of slow memory, 1024 of fast memory, and 2 % of the
+/// latter that only an allocation of last resort gets.
 const FULL_MIB: u64 = 2070;
 
-/// Two CPUs and 1 GiB of each tier. The program's last 128 MiB are hot and lie in slow memory at
-/// first. That is easy for all: the hot set is larger than the caches, so that it is sampled; it is
-/// an eighth of fast memory, and most reclaim makes room for at a time; and each cold page is
-/// accessed less than once a second, so that Linux does not take it for hot.
+/// Two CPUs and 1 GiB of each tier. The program's last 128 MiB are hot and begin in slow memory. This is easy for all
+/// systems. The hot set exceeds the caches, so it is sampled. It is an eighth of fast memory, the most that reclaim
+/// frees at a time. Each cold page is accessed less than once a second, so Linux does not classify it as hot.
 fn scenario(size_mib: u64, sim: &str) -> Scenario {
     let text = format!(
         r#"
@@ -65,7 +64,7 @@ fn scenario(size_mib: u64, sim: &str) -> Scenario {
     toml::from_str(&text).unwrap()
 }
 
-/// Every system that the simulator runs: all but a host's.
+/// All systems that the simulator runs; systems of a host are excluded.
 fn simulated() -> impl Iterator<Item = System> {
     System::ALL
         .iter()
@@ -79,12 +78,12 @@ fn the_catalogue_says_that_all_but_a_hosts_are_simulated() {
     assert!(others.all(|system| system.row().runs_on == [Place::Host]));
 }
 
-/// A world whose program has filled its memory.
+/// A world whose program has populated its memory.
 fn world(system: System, size_mib: u64) -> World<Workload> {
     world_at(system, size_mib, SCALE_BITS)
 }
 
-/// The same at another scale.
+/// A world at another scale.
 fn world_at(system: System, size_mib: u64, scale_bits: u32) -> World<Workload> {
     let mut scenario = scenario(size_mib, "");
     scenario.sim.scale_bits = Some(scale_bits);
@@ -96,8 +95,8 @@ fn world_at(system: System, size_mib: u64, scale_bits: u32) -> World<Workload> {
     world
 }
 
-/// Runs a world for some seconds; after that all of the program's memory must still be there, every
-/// frame must be free or hold one page, and every picosecond must be on a bill.
+/// Runs a world for some seconds, then checks conservation. All program memory must exist, every frame must be free or
+/// hold one page, and every picosecond must be on a bill.
 fn run_and_check(world: &mut World<Workload>, system: System, size_mib: u64, seconds: u64) {
     world.wait_until(0);
     let before = world.bill();
@@ -105,7 +104,7 @@ fn run_and_check(world: &mut World<Workload>, system: System, size_mib: u64, sec
     world.wait_until(seconds * PS_PER_S);
     let spent = world.bill().since(&before);
     assert!(world.is_conserved(), "{system}");
-    // Two virtual CPUs; the last slice may reach a little beyond.
+    // Two virtual CPUs; the last slice may end slightly later.
     let share = spent.total() as f64 / (2 * seconds * PS_PER_S) as f64;
     assert!((1.0..1.05).contains(&share), "{system}: {share}");
     assert!(spent.of(Cause::Compute) > 0, "{system} stops the program");
@@ -114,7 +113,7 @@ fn run_and_check(world: &mut World<Workload>, system: System, size_mib: u64, sec
     world.host.hypervisor.check_frames(&mut [&mut vm.backing]);
 }
 
-/// `none` shows that a system that promotes nothing fails.
+/// `none`, which promotes nothing, must fail.
 #[test]
 fn finds_an_easy_hot_set_and_conserves_pages_and_time() {
     let mut wrong = vec![];
@@ -127,7 +126,7 @@ fn finds_an_easy_hot_set_and_conserves_pages_and_time() {
         let found = [at_start, at_end].map(|share| share.is_some_and(|s| s >= 0.9));
         let expected = match system {
             System::None => [false, false],
-            // What comes last lies in fast memory, where slow memory is filled first.
+            // Slow memory is filled first, so later memory lies in the fast tier.
             System::Oracle | System::XenHistory => [true, true],
             _ => [false, true],
         };
@@ -138,15 +137,15 @@ fn finds_an_easy_hot_set_and_conserves_pages_and_time() {
     assert_eq!(wrong, []);
 }
 
-/// Bytes that a system has for itself, for each real page of the program.
+/// A system's own metadata, in bytes per real page of the program.
 fn overhead(world: &World<Workload>) -> f64 {
     let vm = &world.vms[0];
     let bytes = vm.manager.memory_overhead(&vm.guest).0;
     bytes as f64 / (COMFORTABLE_MIB * MIB / PAGE_SIZE) as f64
 }
 
-/// What a system has for itself follows from the memory of a real machine, not from the scale of the model. Some keep what
-/// they know in what a kernel has of each page anyway.
+/// Metadata must scale with a real machine's memory, not with the model's scale. Some systems keep their state in
+/// existing page metadata of the kernel.
 #[test]
 fn what_a_system_has_for_itself_is_told_and_does_not_depend_on_the_scale() {
     let mut wrong = vec![];
@@ -161,7 +160,7 @@ fn what_a_system_has_for_itself_is_told_and_does_not_depend_on_the_scale() {
             System::None | System::Oracle | System::FlatMode => coarse == 0.0,
             System::Linux | System::GTpp | System::ColloidTpp | System::Nimble => coarse == 0.0,
             System::HTpp | System::HTpp613 | System::HTpp615 | System::HLinux => coarse == 0.0,
-            // Shadows are pages.
+            // Shadows are whole pages.
             System::Nomad => (0.0..=PAGE_SIZE as f64).contains(&coarse),
             _ => 0.0 < coarse && coarse <= 16.0,
         };
@@ -182,7 +181,7 @@ fn survives_a_guest_without_free_memory() {
     }
 }
 
-/// Nothing tells Memtis that a program has too much of fast memory.
+/// Without a limit, Memtis never finds that a program has too much fast memory.
 #[test]
 fn memtis_without_a_limit_demotes_nothing() {
     let demoted = |sim| {
@@ -205,8 +204,7 @@ fn is_deterministic() {
     }
 }
 
-/// Whoever manages memory is at work while it is filled, on cores of its own and on shared ones;
-/// lost or invented time would show.
+/// The manager works while memory is populated, on dedicated and on shared cores. Lost or invented time would show.
 #[test]
 fn filling_and_sharing_cores_take_time() {
     let elapsed = |system, sim: &str| {

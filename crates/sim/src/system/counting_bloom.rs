@@ -1,53 +1,51 @@
-//! A counting Bloom filter: how often pages were sampled, in less memory than a counter for each.
+//! A counting Bloom filter: page sample counts in less memory than one counter per page.
 //!
-//! As in HybridTier's artifact, which has it from Caffeine and TinyLFU.
+//! It follows HybridTier's artifact, which adopted it from Caffeine and TinyLFU.
 //!
 //! # Problem
-//! Counters for all pages of a large machine take memory, and are missed in caches.
+//! Counters for all pages of a large machine need much memory, and miss in caches.
 //!
 //! # Approach
-//! A page has four counters, one in each quarter of one block; other pages may have the same. A sample raises
-//! all four, and the least of them is what the page has. After so many samples all counters are halved, and so
-//! is the number of samples counted.
+//! A page has four counters, one in each quarter of one block. Pages may share counters. A sample increments all four;
+//! the minimum is the page's count. After a number of samples, all counters and the number of samples are halved.
 //!
 //! # Properties
-//! - The filter never tells less than was counted since it last aged, up to where counters saturate.
-//! - Ageing halves what it tells.
+//! - Until counters saturate, the filter never returns less than the count since the last ageing.
+//! - Ageing halves all results.
 
 use demeter_scenario::rng::mix;
 
-/// Counters of a page.
+/// Counters per page.
 const HASHES: usize = 4;
 
-/// 64-bit words of a block.
+/// Number of 64-bit words in a block.
 const BLOCK_WORDS: u64 = 8;
 
-/// Counters for each page at which at most 0.1 % of what is asked for is there by mistake, in hundredths:
-/// 4 / -ln(1 - 0.001^(1/4)).
+/// Counters per 100 pages for at most 0.1 % false positives: 4 / -ln(1 - 0.001^(1/4)).
 const COUNTERS_PER_100_PAGES: u64 = 2043;
 
-/// What a filter is made for.
+/// Parameters of a filter.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct FilterConfig {
-    /// Pages that it tells apart.
+    /// Number of distinct pages.
     pub(super) pages: u64,
-    /// It has so much less memory than they take.
+    /// Divisor of the memory size.
     pub(super) part: u64,
-    /// Counters of a word, and where one saturates.
+    /// Counters per word, and the saturation value.
     pub(super) per_word: u64,
     pub(super) count_max: u16,
-    /// It ages after so many samples.
+    /// Number of samples between two ageings.
     pub(super) ages_after: u64,
-    /// Only one of `2^k` pages is told to it.
+    /// The simulator passes only one of `2^k` pages to the filter.
     pub(super) k: u32,
 }
 
-/// The filter.
+/// A counting Bloom filter.
 #[derive(Debug, Clone, Default)]
 pub(super) struct CountingFilter {
     counters: Vec<u16>,
     count_max: u16,
-    /// Counters of a quarter of a block.
+    /// Number of counters in a quarter of a block.
     quarter: u64,
     blocks: u64,
     counted: u64,
@@ -55,7 +53,7 @@ pub(super) struct CountingFilter {
 }
 
 impl CountingFilter {
-    /// A filter in which nothing is counted.
+    /// An empty filter.
     pub(super) fn new(config: FilterConfig) -> Self {
         let words = config.pages * COUNTERS_PER_100_PAGES / 100 / config.per_word / config.part;
         let words = (words.next_power_of_two() >> config.k).max(BLOCK_WORDS);
@@ -70,7 +68,7 @@ impl CountingFilter {
         }
     }
 
-    /// The counters of a page.
+    /// Indices of a page's counters.
     fn places(&self, page: u64) -> [usize; HASHES] {
         let hash = mix(page);
         let block = hash % self.blocks;
@@ -81,7 +79,7 @@ impl CountingFilter {
         })
     }
 
-    /// Counts samples of a page; tells what it has now.
+    /// Adds samples of a page; returns its new count.
     pub(super) fn add(&mut self, page: u64, samples: u64) -> u16 {
         let added = samples.min(self.count_max.into()) as u16;
         for place in self.places(page) {
@@ -95,18 +93,18 @@ impl CountingFilter {
         self.of(page)
     }
 
-    /// Bytes of a real one's counters, which are as narrow as their words say.
+    /// Bytes of the real filter, whose counters are narrower.
     pub(super) fn real_bytes(&self) -> u64 {
         self.blocks * BLOCK_WORDS * size_of::<u64>() as u64
     }
 
-    /// What a page has, or more.
+    /// A page's count, or more.
     pub(super) fn of(&self, page: u64) -> u16 {
         let counts = self.places(page).map(|place| self.counters[place]);
         counts.into_iter().min().unwrap_or(0)
     }
 
-    /// Takes one off a page that has as much as it can, so that a sample will show; tells what it has then.
+    /// Decrements a saturated page, so that the next sample is visible; returns its count.
     pub(super) fn make_room(&mut self, page: u64) -> u16 {
         if self.of(page) == self.count_max {
             for place in self.places(page) {
@@ -116,7 +114,7 @@ impl CountingFilter {
         self.of(page)
     }
 
-    /// Halves everything.
+    /// Halves all counters.
     pub(super) fn age(&mut self) {
         self.counters.iter_mut().for_each(|c| *c /= 2);
         self.counted /= 2;

@@ -1,24 +1,21 @@
-//! DAMON as a rival: `migrate_hot` and `migrate_cold` over physical memory, as Linux 6.12 has them and as
-//! the lab's rival sets them up.
+//! DAMON as a rival: `migrate_hot` and `migrate_cold` on physical memory, as in Linux 6.12 with the lab's settings.
 //!
 //! # Problem
-//! A kernel that tiers by what DAMON finds, with nothing in user space.
+//! The kernel should tier by DAMON's findings, without user space.
 //!
 //! # Approach
-//! A kdamond for each node. After each aggregation a scheme acts on the regions that fit its pattern: hot
-//! ones of the slow node are promoted, cold ones of the fast node demoted. It does so for at most so
-//! many bytes a second (its quota), whether they then move or not: the regions with the highest scores, in
-//! the order of addresses, from where it stopped the last time. A score is half how often a region is
-//! accessed and half for how long that has been so. Each page is looked at once more before it moves.
+//! Each node has a kdamond. After each aggregation, a scheme acts on the regions that match its pattern. It promotes
+//! hot regions of the slow node, or demotes cold ones of the fast node. A quota limits the bytes per second that it
+//! acts on, whether or not they move. The scheme takes regions with the highest scores in address order, from where it
+//! stopped last. Half of a score is access frequency, half is age. Each page is checked again before it moves.
 //!
-//! A promotion that finds no room moves the page within the slow node, for nothing (`migrate_*` takes any
-//! node that has room).
+//! A promotion without free fast memory moves the page within the slow node, in vain (`migrate_*` accepts any node with
+//! free memory).
 //!
-//! Left out: what newer kernels tune by themselves (intervals since 6.15, quotas by the use of a node since
-//! 6.16).
+//! Not modelled: automatic tuning of newer kernels (intervals since 6.15, quotas by node usage since 6.16).
 //!
 //! # Properties
-//! - In any second no more bytes are acted on than the quota allows.
+//! - In any second, schemes act on no more bytes than the quota.
 
 use std::mem;
 
@@ -33,43 +30,42 @@ use crate::machine::ledger::Cause;
 use crate::machine::memory::TierId;
 use crate::machine::radix::PageSize;
 
-/// The lab's settings (`crates/lab/src/inside/rivals/damon.rs`): looks of an aggregation, time between two
-/// of them, the least and the most regions of a node, MiB that a scheme may act on in a second.
+/// The lab's settings (`crates/lab/src/inside/rivals/damon.rs`): samples per aggregation, sampling interval, minimum
+/// and maximum number of regions per node, and MiB per second of a scheme.
 const LOOKS: u32 = 20;
 const SAMPLE_MS: u32 = 20;
 const REGIONS: (u64, u64) = (50, 300);
 const RATE_MIB_PER_S: u32 = 64;
 const QUOTA_PS: u64 = 1000 * PS_PER_MS;
 
-/// Hot: accessed in at least so many looks. Cold: in at most so many, for two seconds.
+/// Hot: accessed in at least this many samples. Cold: in at most this many, for two seconds.
 const HOT_ACCESSES_MIN: u32 = LOOKS / 10;
 const COLD_ACCESSES_MAX: u32 = LOOKS / 20;
 const COLD_MS: u32 = 2000;
 
-/// The highest score, and the most doublings of a region's age that count (`DAMOS_MAX_SCORE`,
-/// `DAMON_MAX_AGE_IN_LOG`).
+/// The highest score, and the maximum age of a region in doublings (`DAMOS_MAX_SCORE`, `DAMON_MAX_AGE_IN_LOG`).
 const SCORE_MAX: usize = 99;
 const AGE_DOUBLINGS_MAX: i64 = 32;
 
-/// What a kdamond does to the regions of its node.
+/// The action of a kdamond on the regions of its node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Action {
-    /// Promotes hot ones.
+    /// Promotes hot regions.
     MigrateHot,
-    /// Demotes cold ones.
+    /// Demotes cold regions.
     MigrateCold,
 }
 
 /// The schemes of both nodes.
 #[derive(Debug)]
 pub(crate) struct Damon {
-    /// The slow node's and the fast node's.
+    /// The slow node's scheme, then the fast node's.
     schemes: [Scheme; 2],
     watermarks: Watermarks,
 }
 
 impl Damon {
-    /// As the lab sets it up.
+    /// Schemes with the lab's settings.
     pub(crate) fn new(managed: &Managed<'_>) -> Self {
         let sample_ms = managed.knob(|s| s.sample_ms).unwrap_or(SAMPLE_MS);
         let rate_mib = managed.knob(|s| s.rate_mib_per_s).unwrap_or(RATE_MIB_PER_S);
@@ -104,7 +100,7 @@ impl Manager for Damon {
         ByteCount(regions.sum())
     }
 
-    /// The turn of the kdamond that has waited longest.
+    /// Turn of the kdamond that has waited longest.
     fn turn(&mut self, ctx: &mut Context<'_>) -> u64 {
         let Context { guest, actor, .. } = ctx;
         if let Some(scheme) = self.schemes.iter_mut().min_by_key(|s| s.due_ps())
@@ -117,7 +113,7 @@ impl Manager for Damon {
     }
 }
 
-/// A kdamond, and what it does.
+/// A kdamond and its action.
 #[derive(Debug)]
 struct Scheme {
     action: Action,
@@ -163,8 +159,8 @@ impl Scheme {
         Kdamond::start(guest.span(node), attrs, seed, guest, actor)
     }
 
-    /// Acts on the regions that fit, as far as the quota goes. Returns them all; where the quota ends
-    /// within one it is split.
+    /// Acts on matching regions within the quota. Returns all regions. If the quota ends within a region, that region
+    /// is split.
     fn apply(
         &mut self,
         regions: Vec<Region<GuestPhysAddr>>,
@@ -211,7 +207,7 @@ impl Scheme {
         }
     }
 
-    /// How much it deserves to be acted on.
+    /// The priority of a region.
     fn score(&self, region: &Region<GuestPhysAddr>) -> usize {
         let aggregation_ms = u64::from(self.sample_ms * LOOKS);
         let hot = hotness(region.accesses, region.age * aggregation_ms / 1000);
@@ -221,7 +217,7 @@ impl Scheme {
         }
     }
 
-    /// Moves the pages of a region that are still as it is.
+    /// Moves those pages of a region that still match.
     fn migrate(&self, region: &Region<GuestPhysAddr>, guest: &mut Guest, actor: &mut Actor<'_>) {
         let (to, wants_young) = match self.action {
             Action::MigrateHot => (TierId::Fast, true),
@@ -241,7 +237,7 @@ impl Scheme {
             };
             let is_young = entry.take_accessed();
             let start = guest.page_start(gva, size);
-            // A huge page is one, wherever the region begins in it.
+            // A huge page counts once, even if the region begins inside it.
             if pages.last() == Some(&(start, size)) {
                 continue;
             }
@@ -275,8 +271,8 @@ impl Scheme {
     }
 }
 
-/// How hot a region is, from 0 to [`SCORE_MAX`]: accesses, and for how many seconds it has been so, count
-/// the same (`damon_hot_score`, with weights as damo sets them).
+/// Heat of a region, 0 to [`SCORE_MAX`]. Access count and age in seconds have equal weight (`damon_hot_score`, with
+/// damo's weights).
 fn hotness(accesses: u32, age_s: u64) -> usize {
     let often = i64::from(accesses * 100 / LOOKS);
     let doublings = i64::from(u64::BITS - age_s.leading_zeros()).min(AGE_DOUBLINGS_MAX);
@@ -286,14 +282,14 @@ fn hotness(accesses: u32, age_s: u64) -> usize {
     score.clamp(0, SCORE_MAX as i64) as usize
 }
 
-/// Bytes that a scheme may act on in a second.
+/// The quota of a scheme, in bytes per second.
 #[derive(Debug)]
 struct Quota {
     bytes: u64,
-    /// Of this second.
+    /// Bytes used in this second.
     charged: u64,
     since_ps: Option<u64>,
-    /// Where it goes on in the next second, if this one's bytes did not suffice.
+    /// Address at which to continue in the next second, if the quota ran out.
     goes_on_at: Option<u64>,
 }
 
@@ -307,8 +303,7 @@ impl Quota {
         }
     }
 
-    /// Begins a look through regions: tells the lowest score of those that it suffices for, of scores and
-    /// bytes.
+    /// Starts a pass over regions: returns the lowest score that the quota covers, for a list of scores and bytes.
     fn begin(&mut self, now_ps: u64, scored: &[(usize, u64)]) -> usize {
         if self.since_ps.is_none_or(|since| now_ps - since >= QUOTA_PS) {
             self.since_ps = Some(now_ps);
@@ -334,7 +329,7 @@ impl Quota {
         self.bytes.saturating_sub(self.charged)
     }
 
-    /// Bytes at the beginning of a region that had their turn before; once it is past them none have.
+    /// Bytes at the start of a region that were handled before. Once that point is passed, returns 0.
     fn skipped(&mut self, region: &Region<GuestPhysAddr>) -> u64 {
         let Some(at) = self.goes_on_at.filter(|_| self.room() > 0) else {
             return 0;
@@ -346,7 +341,7 @@ impl Quota {
         at.saturating_sub(region.range.start.0)
     }
 
-    /// At the last region it begins from the first again.
+    /// After the last region, continues with the first.
     fn wrap(&mut self, last: Option<&Region<GuestPhysAddr>>) {
         let end = last.map(|last| last.range.end);
         self.goes_on_at = self

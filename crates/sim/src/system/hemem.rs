@@ -1,26 +1,27 @@
-//! HeMem: a library that samples loads and moves its program's 2 MiB pages.
+//! HeMem: a user-space library that samples loads and migrates its program's 2 MiB pages.
 //!
-//! Raybuck et al., SOSP 2021; numbers as in the copy of its code that Colloid's authors compare with
-//! (period 5,003, hot at 8 loads, halved above 18). It tracks by sampled loads, classifies by counters
-//! of 2 MiB, and moves whole pages. Its thread that reads samples spins on a core of its own.
+//! Raybuck et al., SOSP 2021; constants from the copy of its code that Colloid's authors compare with (period 5,003,
+//! hot at 8 loads, halved above 18). It tracks by sampled loads, classifies by counters of 2 MiB, and migrates whole
+//! pages. The sampling thread spins on its own core.
 //!
 //! # Problem
-//! Which pages of 2 MiB are hot, when the kernel takes no part and page tables are too slow to walk?
+//! Find hot pages of 2 MiB without kernel support, when page tables are too slow to walk.
 //!
 //! # Approach
-//! Samples are counted by page. A page with enough of them is hot. When one page has too many, all
-//! counts are halved, each when it is next looked at. Every 10 ms hot pages of slow memory are
-//! moved, the first found first: to free fast memory or, where there is none, in place of the cold
-//! page that has been known longest. Where no page is cold nothing moves. Four threads copy.
+//! Samples are counted per page. A page with enough of them is hot. When one page has too many, all counts are halved,
+//! each at its next check. Every 10 ms hot pages of slow memory are promoted in order of discovery. They go to free
+//! fast memory or, if none is free, replace the cold page that was listed first. If no page is cold, nothing moves.
+//! Four threads copy.
 //!
-//! All memory is in pages of 2 MiB from its first touch on, in both tiers. The library maps `/dev/dax` devices, which are
-//! aligned to 2 MiB; `PAGE_SIZE` is `HUGEPAGE_SIZE` in its `hemem.h`. The model does the same where `thp = "always"`; else the scenario has small pages only, and so has this.
+//! All memory consists of 2 MiB pages from its first touch, in both tiers. The library maps `/dev/dax` devices, which
+//! are aligned to 2 MiB; `PAGE_SIZE` is `HUGEPAGE_SIZE` in its `hemem.h`. The model does so with `thp = "always"`. With
+//! any other setting, the whole scenario uses small pages.
 //!
-//! Left out: writers wait while their page is copied (userfaultfd).
+//! Not modelled: writers wait while their page is copied (userfaultfd).
 //!
 //! # Properties
 //! - A halving halves all counts.
-//! - No count is above the limit that halves, by more than the sample that exceeds it.
+//! - No count exceeds the halving limit by more than the last sample.
 
 use std::collections::VecDeque;
 
@@ -33,33 +34,33 @@ use crate::machine::ledger::Cause;
 use crate::machine::memory::TierId;
 use crate::machine::sampler::{Record, Sampling};
 
-/// Loads for each sample.
+/// Loads per sample.
 const PERIOD: u64 = 5003;
 
-/// Samples that make a page hot, and those beyond which all counts are halved.
+/// Sample count of a hot page, and the count beyond which all counts are halved.
 const HOT: u32 = 8;
 const HALVED_ABOVE: u32 = 18;
 
 /// Time between two turns of the policy thread.
 pub(super) const TURN_PS: u64 = 10_000_000_000;
 
-/// Threads that copy.
+/// Number of copying threads.
 const COPIERS: usize = 4;
 
-/// Pages that are looked at again in one turn.
+/// Pages checked again in one turn.
 const LOOKS: usize = 8192;
 
-/// Samples of each page of 2 MiB.
+/// Sample counts per 2 MiB page.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Heat {
     first: u64,
-    /// Samples, and how often all had been halved by then.
+    /// Sample count, and the number of halvings included in it.
     counts: Vec<(u32, u32)>,
     halvings: u32,
 }
 
 impl Heat {
-    /// No samples yet in these mappings, which are sorted.
+    /// No samples, for these sorted mappings.
     pub(super) fn new(vmas: &[VirtRange]) -> Self {
         let (Some(first), Some(last)) = (vmas.first(), vmas.last()) else {
             return Self::default();
@@ -73,7 +74,7 @@ impl Heat {
         }
     }
 
-    /// Takes a sample in; tells the page's count.
+    /// Adds a sample; returns the page's count.
     pub(super) fn add(&mut self, gva: GuestVirtAddr) -> u32 {
         let block = Block::of(gva);
         let samples = self.of(block) + 1;
@@ -105,17 +106,17 @@ impl Heat {
     }
 }
 
-/// A thread that reads samples and never sleeps.
+/// A polling thread that reads samples and never sleeps.
 #[derive(Debug, Default)]
 pub(super) struct Spinner {
-    /// Until when it has spun.
+    /// Time until which its spinning is charged.
     until_ps: u64,
-    /// What all virtual CPUs had done by then.
+    /// Work of all virtual CPUs at that time.
     worked_ps: u64,
 }
 
 impl Spinner {
-    /// It begins now.
+    /// A thread that starts now.
     pub(super) fn since(now_ps: u64) -> Self {
         Self {
             until_ps: now_ps,
@@ -123,8 +124,8 @@ impl Spinner {
         }
     }
 
-    /// It has spun until now: on a core that has nothing else to do, if there is one beside that for
-    /// moving; else it takes a thread's share of what the program's have.
+    /// Charges spinning until now. It uses an idle core if there is one besides the migration core. If not, it takes a
+    /// thread's share of the program's cores.
     pub(super) fn spin(&mut self, actor: &mut Actor<'_>) {
         let now_ps = actor.now_ps();
         let since_ps = std::mem::replace(&mut self.until_ps, now_ps);
@@ -142,7 +143,7 @@ impl Spinner {
     }
 }
 
-/// The library.
+/// The HeMem library.
 #[derive(Debug)]
 pub(crate) struct Hemem {
     threshold_ps: u64,
@@ -150,17 +151,17 @@ pub(crate) struct Hemem {
     waiting: Vec<GuestVirtAddr>,
     samples_seen: u64,
     spinner: Spinner,
-    /// Hot pages of slow memory and cold ones of fast memory, as they were when they were listed.
+    /// Hot pages of slow memory and cold pages of fast memory, as of when they were listed.
     hot: VecDeque<Block>,
     cold: VecDeque<Block>,
-    /// By page: whether it is on one of the lists.
+    /// By page: whether it is listed.
     is_listed: Vec<bool>,
-    /// The page that is looked at next.
+    /// The next page to check.
     next: usize,
 }
 
 impl Hemem {
-    /// Nothing seen yet.
+    /// A library without samples.
     pub(crate) fn new(managed: &Managed) -> Self {
         Self {
             threshold_ps: managed.load_ps,
@@ -190,7 +191,7 @@ impl Hemem {
         self.is_listed[index] = true;
     }
 
-    /// Takes the first page off a list that still belongs there.
+    /// Removes the first page of a list that still belongs there.
     fn take(&mut self, from: TierId, guest: &Guest) -> Option<Block> {
         loop {
             let list = match from {
@@ -206,7 +207,7 @@ impl Hemem {
         }
     }
 
-    /// Looks at some pages again, whose counts may have been halved.
+    /// Checks some pages again, as their counts may have been halved.
     fn look_again(&mut self, guest: &Guest, actor: &mut Actor<'_>) {
         let all = self.heat.counts.len();
         let looks = LOOKS.min(all);
@@ -219,7 +220,7 @@ impl Hemem {
     }
 }
 
-/// Where a page of 2 MiB lies, if anywhere: its first part, where it is in pieces.
+/// The tier of a 2 MiB page, if mapped. If it is split, the tier of its first part.
 pub(super) fn tier_of(guest: &Guest, block: Block) -> Option<TierId> {
     let (entry, _) = guest.tables.find(block.start())?;
     Some(guest.node_of(entry.index()))
@@ -251,7 +252,7 @@ impl Manager for Hemem {
         now_ps + TURN_PS
     }
 
-    /// The policy thread's turn.
+    /// Turn of the policy thread.
     fn turn(&mut self, ctx: &mut Context<'_>) -> u64 {
         let Context { guest, actor, .. } = ctx;
         self.look_again(guest, actor);

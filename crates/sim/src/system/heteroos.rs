@@ -1,20 +1,19 @@
-//! HeteroOS: the hypervisor finds hot pages, the guest moves them.
+//! HeteroOS: the hypervisor finds hot pages, and the guest migrates them.
 //!
-//! Kannan et al., ISCA 2017, after HeteroVisor (VEE 2015); numbers as in the authors' Xen of 2015. It
-//! tracks by the accessed bits of the guest's page tables, classifies by a history of 32 bits for
-//! each page, and tells the guest, whose kernel migrates.
+//! Kannan et al., ISCA 2017, after HeteroVisor (VEE 2015); constants from the authors' Xen of 2015. It tracks by the
+//! accessed bits of the guest's page tables, and classifies by a history of 32 bits per page. It sends hot pages to the
+//! guest, whose kernel migrates them.
 //!
 //! # Problem
-//! A hypervisor that moves pages by itself knows nothing of what they are for; a guest that scans its
-//! own tables costs every guest a scanner.
+//! A hypervisor that migrates pages does not know their purpose. If guests scan their own tables, every guest needs a
+//! scanner.
 //!
 //! # Approach
-//! Every 500 ms the hypervisor takes the bits of the next 16,384 pages and flushes translations
-//! once. A page that comes to have ten ones in its history goes on a list of at most 256,000 that the
-//! guest reads. The guest promotes what is listed while fast memory has room; its own reclaim makes
-//! room.
+//! Every 500 ms, the hypervisor clears the bits of the next 16,384 pages and flushes translations once. A page that
+//! reaches ten ones in its history is added to a list of at most 256,000 pages, which the guest reads. The guest
+//! promotes listed pages while fast memory is free; its own reclaim frees memory.
 //!
-//! Left out: that the guest places what it allocates by what it is for.
+//! Not modelled: the guest's placement of allocations by their purpose.
 //!
 //! # Properties
 //! - A pass covers all mappings, block by block.
@@ -34,31 +33,31 @@ use crate::machine::radix::PageSize;
 /// Time between two scans.
 const SCAN_PS: u64 = 500_000_000_000;
 
-/// Real pages of a scan.
+/// Real pages per scan.
 const PAGES: u64 = 16_384;
 
-/// Ones of a hot page's history.
+/// Number of ones in a hot page's history.
 const HOT: u32 = 10;
 
-/// Real pages that the list holds.
+/// Maximum number of real pages on the list.
 const LISTED: usize = 256_000;
 
-/// Real pages that the guest moves by one call (assumed).
+/// Real pages that the guest moves in one call (assumed).
 const BATCH: usize = 512;
 
-/// The hypervisor's part and the guest's.
+/// The hypervisor's and the guest's part of HeteroOS.
 #[derive(Debug, Default)]
 pub(crate) struct HeteroOs {
-    /// Where the scan goes on.
+    /// Position of the scan.
     next: u64,
-    /// By base page from the first mapping on, where a page begins.
+    /// By base page from the first mapping on; used where a page begins.
     histories: Vec<History>,
     base: u64,
     hot: VecDeque<GuestVirtAddr>,
     reclaimer: Reclaimer,
 }
 
-/// The part of a block from `next` on that is mapped next; where the pass ends the first one follows.
+/// The next mapped part of a block, from `next` on. At the end of a pass it wraps to the first.
 fn stretch(vmas: &[VirtRange], next: u64) -> Option<(u64, u64)> {
     let vma = vmas.iter().find(|v| v.end().0 > next).or(vmas.first())?;
     let start = match next < vma.end().0 {
@@ -70,14 +69,14 @@ fn stretch(vmas: &[VirtRange], next: u64) -> Option<(u64, u64)> {
 }
 
 impl HeteroOs {
-    /// The hypervisor's scan.
+    /// Runs the hypervisor's scan.
     fn scan(&mut self, ctx: &mut Context<'_>) {
         let Context { guest, actor, .. } = ctx;
         let vmas = guest.vmas().to_vec();
         let (page_bits, middle) = (guest.page_bits(), guest.first_slow_frame());
         let most = LISTED >> actor.k;
         let mut seen = 0;
-        // No more than a pass, however few pages there are.
+        // At most one pass, even with few pages.
         let blocks: usize = vmas.iter().map(|vma| Block::all_of(vma).count()).sum();
         for _ in 0..blocks {
             let Some((start, end)) = stretch(&vmas, self.next) else {
@@ -118,7 +117,7 @@ impl Manager for HeteroOs {
         now_ps + SCAN_PS
     }
 
-    /// The hypervisor's scan, then the guest's moves.
+    /// Runs the hypervisor's scan, then the guest's moves.
     fn turn(&mut self, ctx: &mut Context<'_>) -> u64 {
         let due_ps = ctx.actor.now_ps() + SCAN_PS;
         self.scan(ctx);
@@ -135,7 +134,7 @@ impl Manager for HeteroOs {
         due_ps
     }
 
-    /// A history for each page, whatever its size, and the list.
+    /// The list, and a history for each page of any size.
     fn memory_overhead(&self, guest: &Guest) -> ByteCount {
         let listed = (self.hot.len() * size_of::<GuestVirtAddr>()) << guest.k();
         ByteCount(guest.mapped_pages() * size_of::<History>() as u64 + listed as u64)

@@ -1,8 +1,7 @@
-//! Tiering by hint faults in the guest's kernel: Linux's own, and TPP.
+//! Tiering by hint faults in the guest's kernel: Linux's own tiering, and TPP.
 //!
-//! A scanner marks pages of the slow node; a page that faults and is judged hot is promoted at
-//! once, if fast memory has room; if not, reclaim is woken to make some. TPP wakes it earlier,
-//! whenever less is free than it wants.
+//! A scanner marks pages of the slow node. A marked page that faults and is hot is promoted at once if fast memory is
+//! free. If not, the fault wakes reclaim. TPP wakes reclaim earlier, as soon as free memory is below its target.
 
 use demeter_policy::GuestVirtAddr;
 
@@ -15,16 +14,16 @@ use crate::machine::ledger::Cause;
 use crate::machine::memory::TierId;
 use crate::reclaim::{Generations, Lists};
 
-/// Whose kernel it is.
+/// The kernel whose tiering is modelled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kernel {
-    /// Linux's of today, `numa_balancing=2`: a page is hot that faults soon after it was marked.
+    /// Current Linux, `numa_balancing=2`: a page that faults soon after it was marked is hot.
     Linux,
-    /// TPP's: a page is hot that faults while it is active, having faulted twice before.
+    /// TPP: a page that faults while it is active, after two earlier faults, is hot.
     Tpp,
 }
 
-/// The kernel's part.
+/// Hint-fault tiering of the guest's kernel.
 #[derive(Debug)]
 pub(crate) struct HintFaultTiering {
     kernel: Kernel,
@@ -33,7 +32,7 @@ pub(crate) struct HintFaultTiering {
     pace: Pace,
     cursor: Cursor<GuestVirtAddr>,
     watermarks: Watermarks,
-    /// Whether reclaim ages memory by generations, or by two lists.
+    /// Whether reclaim uses generations, not two lists.
     multi_gen_lru: bool,
     rate_limit: RateLimit,
 }
@@ -70,8 +69,8 @@ impl HintFaultTiering {
         }
     }
 
-    /// Makes the slow node's pages fault, or those of both nodes from the fast one on. Returns when the
-    /// next scan is due.
+    /// Marks pages to fault: the slow node's, or from `TierId::Fast` on those of both nodes. Returns the time of the
+    /// next scan.
     pub(super) fn scan(&mut self, from: TierId, ctx: &mut Context<'_>) -> u64 {
         let Context { guest, actor, .. } = ctx;
         let began_ps = actor.now_ps();
@@ -93,14 +92,14 @@ impl HintFaultTiering {
         self.pace.after(began_ps, actor.now_ps())
     }
 
-    /// A page has faulted: tells where it lies, if it is hot.
+    /// Handles a fault; returns the page's node if it is hot.
     pub(super) fn found_hot(&self, gva: GuestVirtAddr, ctx: &mut Context<'_>) -> Option<TierId> {
         let Context { guest, actor, .. } = ctx;
         let hint = guest.hint_fault(gva, actor)?;
         let is_hot = match self.kernel {
             Kernel::Linux => hint.since_ms < HOT_MS,
             Kernel::Tpp => {
-                // A page changes its list under the lock of all lists.
+                // A page changes lists under the lock of all lists.
                 guest.mark_accessed(gva);
                 actor.contend(Cause::Hint, hint.pages);
                 hint.active
@@ -109,13 +108,13 @@ impl HintFaultTiering {
         is_hot.then_some(hint.node)
     }
 
-    /// Promotes a page that has faulted, if there is room.
+    /// Promotes a page that has faulted, if fast memory is free.
     pub(super) fn promote(&mut self, gva: GuestVirtAddr, ctx: &mut Context<'_>) {
         let Context { guest, actor, .. } = ctx;
         if guest.is_short() {
             self.reclaimer.wake(actor.now_ps());
         } else if self.rate_limit.has_room(actor.now_ps()) {
-            // While it was marked nobody could have its translation.
+            // While it was marked, no TLB could hold its translation.
             let before = guest.counts.promoted_bytes;
             let moved = guest.migrate(gva, TierId::Fast, false, actor);
             self.rate_limit.spend(guest.counts.promoted_bytes - before);
@@ -142,7 +141,7 @@ impl Manager for HintFaultTiering {
         self.pace.start(now_ps, filling)
     }
 
-    /// The scanner's turn.
+    /// Turn of the scanner.
     fn turn(&mut self, ctx: &mut Context<'_>) -> u64 {
         self.scan(TierId::Slow, ctx)
     }

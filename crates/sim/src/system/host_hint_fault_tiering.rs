@@ -1,14 +1,13 @@
-//! Tiering by hint faults in the host's kernel: TPP moved there (H-TPP), and Linux's own.
+//! Tiering by hint faults in the host's kernel: TPP in the host (H-TPP), and Linux's own tiering.
 //!
-//! The hypervisor sees guest-physical addresses only. It takes pages of the slow tier out of the
-//! second-level tables, so that an access exits to it; a page that is judged hot then is promoted.
-//! When fast memory is short it demotes pages that were not accessed since its last look. To see
-//! the next access to a page whose bit it cleared, it has to forget everything that was cached from
-//! the VM's tables: so KVM does up to Linux 6.12. Later ones leave it cached, and such a page looks idle.
+//! The hypervisor sees guest-physical addresses only. It unmaps pages of the slow tier from the second-level tables, so
+//! that an access exits to it. A page found hot is promoted. If fast memory is short, it demotes pages that were not
+//! accessed since the last check. To detect the next access to a page with a cleared bit, KVM up to Linux 6.12 flushes
+//! all cached translations of the VM's tables. Later versions do not flush, so such a page looks idle.
 //!
-//! Linux marks pages of the VMM's process, and KVM hears only of ranges that change: it takes all of a
-//! range out of the second-level tables at once, fast pages too, with one flush. So most pages that reclaim
-//! looks at were not accessed since by KVM's tables, and it flushes seldom.
+//! Linux marks pages of the VMM's process, and notifies KVM of changed ranges only. KVM then unmaps a whole range at
+//! once, including fast pages, with one flush. In KVM's tables, most pages that reclaim checks are therefore not
+//! accessed, and reclaim rarely flushes.
 
 use demeter_policy::GuestPhysAddr;
 
@@ -25,38 +24,37 @@ use crate::machine::memory::TierId;
 use crate::machine::radix::PageSize;
 use crate::reclaim::{Generations, Lists, Reclaimable, Seen};
 
-/// How a kernel's KVM takes the accessed bits of a VM's pages (its MMU notifiers, as the merges of
-/// 6.13 and 6.15 describe them).
+/// How KVM clears the accessed bits of a VM's pages (its MMU notifiers, as described in the merges of 6.13 and 6.15).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ageing {
-    /// With the lock of the VM's tables held, and a flush where a bit was set: up to 6.12.
+    /// With the VM's table lock held, and a flush if a bit was set: up to 6.12.
     Flushes,
-    /// With the lock held; whoever has the page's translation cached goes on unseen: 6.13 and 6.14.
+    /// With the lock held, without a flush, so accesses through cached translations stay unseen: 6.13 and 6.14.
     Locks,
     /// Without the lock: from 6.15.
     Lockless,
 }
 
-/// Whose kernel it is.
+/// The kernel whose tiering is modelled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kernel {
-    /// Linux's of today, `numa_balancing=2`: a page is hot that faults soon after it was marked.
+    /// Current Linux, `numa_balancing=2`: a page that faults soon after it was marked is hot.
     Linux,
-    /// TPP's: a page is hot that faults while it is active, having faulted twice before.
+    /// TPP: a page that faults while it is active, after two earlier faults, is hot.
     Tpp,
 }
 
-/// What the host's kernel knows of a guest-physical page, beside the bit in KVM's table.
+/// The host kernel's state of a guest-physical page, beside the bit in KVM's table.
 #[derive(Debug, Clone, Copy, Default)]
 struct Page {
     seen: Seen,
-    /// Whether the VMM's own table has it as accessed: from a hint fault until a look.
+    /// Accessed bit in the VMM's own table, set from a hint fault until the next check.
     young: bool,
-    /// When it was marked, ms, if it is.
+    /// Time at which it was marked, ms, if it is marked.
     marked_ms: Option<u32>,
 }
 
-/// The host's part for one VM.
+/// The host kernel's tiering of one VM.
 #[derive(Debug)]
 pub(crate) struct HostHintFaultTiering {
     kernel: Kernel,
@@ -72,7 +70,7 @@ pub(crate) struct HostHintFaultTiering {
     rate_limit: RateLimit,
 }
 
-/// A VM's pages, by guest-physical page, and who looks at them.
+/// A VM's pages, by guest-physical page, and the actor that scans them.
 struct VmPages<'a, 'b> {
     kernel: Kernel,
     ageing: Ageing,
@@ -84,7 +82,7 @@ struct VmPages<'a, 'b> {
 }
 
 impl HostHintFaultTiering {
-    /// Linux's own, with KVM's ageing of 6.12.
+    /// Linux's tiering, with KVM's ageing of 6.12.
     pub(crate) fn linux(managed: &Managed) -> Self {
         let scanning = Scanning::of(managed);
         let has_generations = managed.knob(|s| s.multi_gen_lru).unwrap_or(true);
@@ -102,7 +100,7 @@ impl HostHintFaultTiering {
         }
     }
 
-    /// TPP.
+    /// TPP in the host.
     pub(crate) fn tpp(managed: &Managed, ageing: Ageing) -> Self {
         let scanning = Scanning::default();
         Self {
@@ -119,8 +117,7 @@ impl HostHintFaultTiering {
         }
     }
 
-    /// A page has faulted that was taken out of the tables: whether it is hot; nothing where the
-    /// kernel does not ask.
+    /// Handles a fault of an unmapped page. Returns whether the page is hot, or none if the kernel did not mark it.
     fn learn(&mut self, gpa: GuestPhysAddr, page_bits: u32, now_ms: u32) -> Option<bool> {
         let page = self.pages.get_mut((gpa.0 >> page_bits) as usize)?;
         let marked_ms = page.marked_ms.take()?;
@@ -149,7 +146,7 @@ impl Manager for HostHintFaultTiering {
         self.pace.start(now_ps, filling)
     }
 
-    /// Makes pages of the slow tier exit when they are accessed.
+    /// Marks pages of the slow tier to exit on access.
     fn turn(&mut self, ctx: &mut Context<'_>) -> u64 {
         let Context {
             guest,
@@ -212,7 +209,7 @@ impl Manager for HostHintFaultTiering {
         let page_bits = backing.tree.page_bits();
         let is_hot = self.learn(gpa, page_bits, (now_ps / PS_PER_MS) as u32);
         let cause = match is_hot {
-            // A page that Linux did not mark: only KVM had forgotten it.
+            // Linux did not mark this page; only KVM had unmapped it.
             None => Cause::Exit,
             Some(_) => Cause::Hint,
         };
@@ -224,7 +221,7 @@ impl Manager for HostHintFaultTiering {
         if ctx.hypervisor.is_short() {
             self.reclaimer.wake(actor.now_ps());
         } else if self.rate_limit.has_room(now_ps) {
-            // While it was taken out nobody could have its translation.
+            // While it was unmapped, no TLB could hold its translation.
             let moved = ctx.hypervisor.migrate(backing, gpa, TierId::Fast, actor);
             self.rate_limit.spend(u64::from(moved) << page_bits);
             self.pace.promoted(moved);
@@ -268,13 +265,13 @@ impl VmPages<'_, '_> {
         GuestPhysAddr(u64::from(place) << self.backing.tree.page_bits())
     }
 
-    /// Takes the bit that the VMM's own table has of a page.
+    /// Clears the page's bit in the VMM's own table; returns the old bit.
     fn take_young(&mut self, place: u32) -> bool {
         let page = self.pages.get_mut(place as usize);
         page.is_some_and(|page| std::mem::take(&mut page.young))
     }
 
-    /// Takes a page's bit; up to 6.12 all that was cached is forgotten for that.
+    /// Clears a page's accessed bit. Up to 6.12 this flushes all cached translations.
     fn look(&mut self, place: u32) -> bool {
         self.actor.look_in_reclaim(1 << self.actor.k);
         let entry = self.backing.tree.find_mut(self.gpa(place));
@@ -315,7 +312,7 @@ impl Reclaimable for VmPages<'_, '_> {
         self.look(place)
     }
 
-    /// Linux's walk of 6.12 goes over the VMM's tables alone.
+    /// In 6.12, Linux's walk covers the VMM's tables only.
     fn walk_accessed(&mut self, place: u32) -> bool {
         match self.kernel {
             Kernel::Linux => {

@@ -1,39 +1,37 @@
-//! HybridTier: frequency and momentum of pages in two small filters instead of a counter for each.
+//! HybridTier: page frequency and momentum in two small filters, instead of a counter per page.
 //!
-//! Song et al., ASPLOS 2025; numbers as in the authors' artifact, which has one program for small pages and one for
-//! huge ones. It tracks by sampled loads, classifies by two counting Bloom filters, and moves pages in batches.
+//! Song et al., ASPLOS 2025; constants from the authors' artifact, which has separate programs for small and huge
+//! pages. It tracks by sampled loads, classifies by two counting Bloom filters, and migrates pages in batches.
 //!
 //! # Problem
-//! A counter for each page takes memory and cache, and one that forgets slowly is late when other
-//! pages become hot.
+//! A counter per page uses memory and cache. A counter that decays slowly reacts late when the hot set changes.
 //!
 //! # Approach
-//! Each CPU takes up to 100,001 samples a second. The thread that reads them counts 100,000 of them at a time in
-//! a filter that ages slowly (frequency) and in a smaller one that ages soon (momentum). A page that was sampled
-//! and has enough of either is promoted. When less than 1.25 % of fast memory is free, pages with too little of
-//! both are demoted, in the order of addresses, until 5 % is. Pages without momentum but with frequency have a
-//! second chance: what is hardly sampled within 60 s is demoted, too. While more than 100 MiB/s is demoted, the
-//! thread rests for a second each time.
+//! Each CPU takes up to 100,001 samples a second. The reading thread counts them in batches of 100,000, in two filters.
+//! The larger one ages slowly (frequency), the smaller one soon (momentum). A sampled page with enough of either is
+//! promoted. If less than 1.25 % of fast memory is free, pages with too little of both are demoted in address order,
+//! until 5 % is free. Pages with frequency but no momentum get a second chance: if they are rarely sampled within 60 s,
+//! they are demoted, too. While more than 100 MiB/s is demoted, the thread pauses for a second after each demotion.
 //!
-//! When two sweeps through memory have found too few cold pages, or hardly anything was promoted for long, nothing
-//! is sampled any more. After two minutes the share of loads that fast memory serves is read each minute; once it
-//! falls, both filters age and sampling goes on. Before that the limit for frequency is lowered step by step, if
-//! fewer pages than fill four fifths of fast memory are above it.
+//! Sampling stops if two sweeps through memory find too few cold pages, or if promotions are rare for a long time.
+//! After two minutes, it checks the share of loads from fast memory each minute. When that share falls, both filters
+//! age and sampling resumes. Before it stops, it lowers the frequency limit step by step, as long as the pages above
+//! the limit fill less than four fifths of fast memory.
 //!
-//! The filter of momentum is so small, and the samples after which it ages so many whatever its size, that with
-//! little fast memory (below about 16 GiB of small pages) every page reads a momentum and none is ever cold.
+//! The momentum filter is tiny, and its ageing interval is constant. With little fast memory (below about 16 GiB of
+//! small pages), every page therefore has momentum, and no page is ever cold.
 //!
-//! Where a page of the model stands for `2^k` small pages it is judged by one of them: of `2^k` samples it takes
-//! one, and filters and batches are `2^k` times smaller. Judged by all of them together a page would never be found
-//! without samples that another one has none of.
+//! If a page of the model stands for `2^k` small pages, one of these represents it. The model then takes one of `2^k`
+//! samples, with filters and batches `2^k` times smaller. If all of them counted together, a page without samples would
+//! never be found, although some of its real pages have none.
 //!
-//! Left out: that fewer loads of fast memory are sampled once four fifths of such samples meet a counter that
-//! is full. A guest has no counters of tiers: the model gives it the host's.
+//! Not modelled: a lower sampling rate for fast loads once four fifths of their samples meet a saturated counter.
+//! Guests have no counters of tiers, so the model provides the host's.
 //!
-//! One file, as every system has one, though the artifact's program is a long one.
+//! Every system is one file, and the artifact's program is long, so this file is long, too.
 //!
 //! # Properties
-//! - Sampling goes on where the share of fast loads falls, and not where it stays or rises.
+//! - Sampling resumes if the share of fast loads falls, but not if it is stable or rises.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -49,77 +47,75 @@ use crate::machine::memory::TierId;
 use crate::machine::radix::PageSize;
 use crate::machine::sampler::{Record, Sampling};
 
-/// Time between two samples of a CPU that does nothing but load. With loads of 80 ns that is one in 125; the
-/// authors' log of their own program has one in 113.
+/// Time between two samples of a CPU that only loads. With loads of 80 ns that is one in 125; the authors' log of their
+/// own program has one in 113.
 const SAMPLE_PS: u64 = 1_000_000_000_000 / 100_001;
 
-/// Samples that are counted at a time.
+/// Samples counted at a time.
 const BATCH: u64 = 100_000;
 
-/// Samples of a thread that wait for a thread that rests, of loads of both tiers.
+/// Capacity of a thread's sample buffers, for loads of both tiers, while the reading thread pauses.
 const BUFFER: u64 = 2 * 8192;
 
-/// Samples after which momentum ages.
+/// Samples between two ageings of momentum.
 const MOMENTUM_SAMPLES: u64 = 1_100_000;
 
-/// Shares of fast memory in 1/10,000: below the first pages are demoted, until the second is free. Where fewer
-/// pages than fill the third are hot, the limit falls.
+/// Shares of fast memory in 1/10,000. Demotion starts if less than the first is free, and ends at the second. The
+/// frequency limit is lowered if hot pages fill less than the third.
 const DEMOTE_BELOW: u64 = 125;
 const DEMOTE_UNTIL: u64 = 500;
 const HOT_ENOUGH: u64 = 8000;
 
-/// Bytes that are demoted in a second: above the first the thread rests after each demotion, below the second
-/// no more. How long it rests.
+/// Demotion rates in bytes per second, and the length of a pause. Above the first rate, the thread pauses after each
+/// demotion; below the second, it stops pausing.
 const REST_ABOVE: u64 = 100 * MIB;
 const NO_REST_BELOW: u64 = 10 * MIB;
 const REST_PS: u64 = 1_000_000_000_000;
 
-/// How long pages have a second chance.
+/// Duration of a second chance.
 const CHANCE_PS: u64 = 60_000_000_000_000;
 
-/// Sweeps that end well after one that did not, before it gives up.
+/// Number of failed sweeps, after a complete one, until sampling stops.
 const SWEEPS: u32 = 10;
 
-/// Real pages that are moved by one call.
+/// Real pages moved by one call.
 const PAGES_PER_CALL: usize = 1024;
 
-/// Bytes of address space that are looked at before cold pages are counted: 1,024 small pages (for huge ones
-/// assumed).
+/// Bytes of address space scanned between counts of cold pages: 1,024 small pages (assumed for huge pages).
 const STRETCH_BYTES: u64 = 1024 * 4096;
 
-/// How long nothing is watched after sampling ended; from one look at the share of fast loads to the next, and
-/// how many looks a trend is made of.
+/// Delay after the end of sampling, interval between checks of fast loads, and number of checks per trend.
 const SETTLE_PS: u64 = 120_000_000_000_000;
 const LOOK_PS: u64 = 60_000_000_000_000;
 const LOOKS: usize = 5;
 
-/// What differs between the program for small pages and that for huge ones.
+/// Parameters that differ between the programs for small and huge pages.
 #[derive(Debug)]
 struct Kind {
     is_huge: bool,
-    /// Counters of a word of a filter, and where one saturates.
+    /// Counters per word of a filter, and the saturation value.
     per_word: u64,
     count_max: u16,
-    /// The filter of momentum has so much less memory.
+    /// Divisor of the momentum filter's memory.
     momentum_part: u64,
-    /// Samples after which frequency ages, for each page of fast memory.
+    /// Samples per page of fast memory between two ageings of frequency.
     samples_per_page: u64,
-    /// A page is promoted that has so much of either; down to what the first falls, in which steps.
+    /// Frequency limit of promotion, its minimum and step; momentum limit of promotion.
     frequency: u16,
     frequency_least: u16,
     frequency_step: u16,
     momentum: u16,
-    /// A page has no momentum below this if its frequency is below the limit; if it is above.
+    /// Below this momentum, a page has none: for frequencies below the limit, and above it.
     momentum_of_cold: u16,
     momentum_of_chance: u16,
-    /// Pages that have a second chance at a time; samples that they must get.
+    /// Maximum number of second chances at a time, and the samples that a page then needs.
     chances: usize,
     chance_samples: u16,
-    /// From so many batches on it looks each so many batches whether no more than so many pages were promoted.
+    /// After `plateau_from` batches, every `plateau_batches` batches: whether at most `plateau_pages` were promoted.
     plateau_from: u64,
     plateau_batches: u64,
     plateau_pages: u64,
-    /// Sampling goes on where the share of fast loads falls by more from look to look.
+    /// Sampling resumes if the share of fast loads falls by more than this per check.
     falls: f64,
 }
 
@@ -163,7 +159,7 @@ static HUGE: Kind = Kind {
     falls: 0.02,
 };
 
-/// Looks at the share of loads that fast memory serves, while nothing is sampled.
+/// Monitor of the share of fast loads, while sampling is off.
 #[derive(Debug)]
 struct Watch {
     due_ps: u64,
@@ -172,7 +168,7 @@ struct Watch {
 }
 
 impl Watch {
-    /// Begins to watch.
+    /// Starts to monitor.
     fn since(now_ps: u64, lines: [u64; 2]) -> Self {
         Self {
             due_ps: now_ps + SETTLE_PS,
@@ -181,8 +177,8 @@ impl Watch {
         }
     }
 
-    /// Takes what the tiers have served by now; tells how much the share of the fast one rises from look to
-    /// look, by the line that fits the last looks best, once there are enough.
+    /// Adds the traffic of the tiers so far. Once there are enough checks, returns the change of fast memory's share
+    /// per check, by linear regression.
     fn look(&mut self, lines: [u64; 2]) -> Option<f64> {
         self.due_ps += LOOK_PS;
         let [fast, slow] = [0, 1].map(|i| lines[i].saturating_sub(self.lines_before[i]) as f64);
@@ -202,7 +198,7 @@ impl Watch {
     }
 }
 
-/// The library.
+/// The HybridTier library.
 #[derive(Debug)]
 pub(crate) struct HybridTier {
     load_ps: u64,
@@ -211,34 +207,34 @@ pub(crate) struct HybridTier {
     k: u32,
     frequency: CountingFilter,
     momentum: CountingFilter,
-    /// What a page needs to be hot.
+    /// Frequency limit of a hot page.
     limit: u16,
-    /// Samples that wait: of each so many one, and for how many it counts.
+    /// Waiting samples: one of `one_of` is kept, and counts for `counts_for`.
     waiting: Vec<GuestVirtAddr>,
     one_of: u64,
     counts_for: u64,
     samples_seen: u64,
-    /// While it rests, and until when.
+    /// Whether the thread pauses, and until when.
     rests: bool,
     rests_until_ps: u64,
     rest_ps: u64,
     demoted_ps: u64,
-    /// Where the search for cold pages goes on; whether the last one came to the end; those after one that had,
-    /// which did not.
+    /// Position of the search for cold pages, whether the last search reached the end, and the number of failed
+    /// searches since.
     next: GuestVirtAddr,
     has_swept: bool,
     sweeps: u32,
-    /// Pages that have a second chance, and the frequency that they had.
+    /// Pages with a second chance, and their frequency at its start.
     chances: Vec<(GuestVirtAddr, u16)>,
     chances_since_ps: u64,
     batches: u64,
     promoted_bytes: u64,
-    /// Set while nothing is sampled.
+    /// Set while sampling is off.
     watch: Option<Watch>,
 }
 
 impl HybridTier {
-    /// Nothing seen yet.
+    /// A library without samples.
     pub(crate) fn new(managed: &Managed) -> Self {
         Self {
             load_ps: managed.load_ps.max(1),
@@ -267,13 +263,14 @@ impl HybridTier {
         }
     }
 
-    /// Loads for each sample, and simulated ones, which stand for `2^k` and are sampled once at most.
+    /// Loads per sample, for real loads and for the model. A simulated load stands for `2^k` and is sampled at most
+    /// once.
     fn periods(&self, k: u32) -> [u64; 2] {
         let period = (SAMPLE_PS / self.load_ps).max(1);
         [period, period.max(1 << k)]
     }
 
-    /// Where what is counted and moved as one begins, and its bytes.
+    /// Start of the unit that is counted and moved as one.
     fn unit(&self, gva: GuestVirtAddr) -> GuestVirtAddr {
         GuestVirtAddr(gva.0 & !(self.unit_bytes() - 1))
     }
@@ -284,17 +281,17 @@ impl HybridTier {
         }
     }
 
-    /// Real pages that one of the model stands for.
+    /// The scale: log2 of the real pages per page of the model.
     fn scale(&self) -> u32 {
         if self.kind.is_huge { 0 } else { self.k }
     }
 
-    /// Samples of a number of real ones that are taken.
+    /// Number of simulated samples for a number of real ones.
     fn taken(&self, real: u64) -> usize {
         ((real >> self.scale()) / self.counts_for).max(1) as usize
     }
 
-    /// Moves pages, as far as there is room; tells how many bytes moved.
+    /// Migrates pages, as far as memory is free; returns the bytes moved.
     fn move_units(
         &self,
         units: &[GuestVirtAddr],
@@ -311,7 +308,7 @@ impl HybridTier {
         calls.map(|c| guest.migrate_pages(c, to, actor)).sum()
     }
 
-    /// Counts a batch of samples; tells what is hot and lies in slow memory.
+    /// Counts a batch of samples; returns hot units of slow memory.
     fn count(
         &mut self,
         batch: &[GuestVirtAddr],
@@ -337,7 +334,7 @@ impl HybridTier {
         hot
     }
 
-    /// Counts a batch of samples, promotes what is hot, and demotes if memory is short.
+    /// Counts a batch of samples, promotes hot pages, and demotes if memory is short.
     fn batch(&mut self, batch: &[GuestVirtAddr], guest: &mut Guest, actor: &mut Actor<'_>) {
         let hot = self.count(batch, guest, actor);
         for units in hot.chunks((PAGES_PER_CALL >> self.scale()).max(1)) {
@@ -366,7 +363,7 @@ impl HybridTier {
         }
     }
 
-    /// Demotes cold pages of so many bytes.
+    /// Demotes `bytes` of cold pages.
     fn demote(&mut self, bytes: u64, guest: &mut Guest, actor: &mut Actor<'_>) {
         let mut cold = vec![];
         let enough = (bytes / self.unit_bytes()) as usize;
@@ -406,7 +403,7 @@ impl HybridTier {
         self.has_swept = has_swept && self.watch.is_none();
     }
 
-    /// Cold pages of fast memory in a range; others may get a second chance.
+    /// Finds cold pages of fast memory in a range; some others get a second chance.
     fn look_for_cold(
         &mut self,
         range: Range<GuestVirtAddr>,
@@ -441,7 +438,7 @@ impl HybridTier {
         }
     }
 
-    /// Demotes what had a second chance for long enough and was hardly sampled again.
+    /// Ends expired second chances: demotes pages that were rarely sampled.
     fn end_chances(&mut self, guest: &mut Guest, actor: &mut Actor<'_>) {
         if self.chances.is_empty() || actor.now_ps() < self.chances_since_ps + CHANCE_PS {
             return;
@@ -457,7 +454,7 @@ impl HybridTier {
         self.move_units(&unused, TierId::Slow, guest, actor);
     }
 
-    /// Rests if it demotes too quickly.
+    /// Pauses if it demotes too quickly.
     fn rest_after(&mut self, demoted: u64, now_ps: u64) {
         let since_s = (now_ps - self.demoted_ps) as f64 / 1e12;
         let per_s = demoted as f64 / since_s.max(1e-3);
@@ -471,7 +468,7 @@ impl HybridTier {
         self.rests_until_ps = now_ps + self.rest_ps;
     }
 
-    /// Where hardly anything was promoted for long: lowers the limit, or gives up.
+    /// After a long time with few promotions, lowers the limit or stops sampling.
     fn look_for_plateau(&mut self, fast: u64, guest: &mut Guest, actor: &mut Actor<'_>) {
         if self.batches % self.kind.plateau_batches != self.kind.plateau_batches - 1 {
             return;
@@ -505,13 +502,13 @@ impl HybridTier {
         }
     }
 
-    /// Samples no more, and watches.
+    /// Stops sampling, and starts to monitor.
     fn give_up(&mut self, actor: &Actor<'_>) {
         self.watch = Some(Watch::since(actor.now_ps(), lines(actor)));
         self.waiting.clear();
     }
 
-    /// Samples again.
+    /// Resumes sampling.
     fn resume(&mut self) {
         self.watch = None;
         self.frequency.age();
@@ -523,7 +520,7 @@ impl HybridTier {
     }
 }
 
-/// Lines that the tiers have served.
+/// Lines transferred by both tiers.
 fn lines(actor: &Actor<'_>) -> [u64; 2] {
     let [fast, slow] = &actor.memory.tiers;
     [fast.lines_ever(), slow.lines_ever()]
@@ -586,7 +583,7 @@ impl Manager for HybridTier {
         }
     }
 
-    /// Everything is the work of one thread.
+    /// One thread does all the work.
     fn worker_turn(&mut self, _began_ps: u64, ctx: &mut Context<'_>) -> bool {
         let Context { guest, actor, .. } = ctx;
         if let Some(watch) = &mut self.watch {
@@ -609,7 +606,7 @@ impl Manager for HybridTier {
         self.watch.is_some()
     }
 
-    /// Filters of full size.
+    /// Filters at full size.
     fn memory_overhead(&self, _guest: &Guest) -> ByteCount {
         let filters = self.frequency.real_bytes() + self.momentum.real_bytes();
         let chances = size_of_val(&self.chances[..]) as u64;

@@ -1,7 +1,7 @@
-//! The seam between a VM and the system that manages its memory.
+//! Interface between a VM and its memory manager.
 //!
-//! A VM asks its manager only between slices of accesses and at faults, never in the access loop, so
-//! that dynamic dispatch costs nothing there.
+//! A VM calls its manager only between slices of accesses and at faults, never in the access loop. Dynamic dispatch
+//! therefore costs nothing there.
 
 use std::fmt;
 
@@ -17,34 +17,34 @@ use crate::machine::memory::TierId;
 use crate::machine::sampler::{Record, Sampling};
 use crate::reclaim::Lists;
 
-/// A time that never comes.
+/// A time in the infinite future.
 pub(crate) const NEVER_PS: u64 = u64::MAX;
 
-/// What a manager is given to manage.
+/// Parameters of the memory to manage.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Managed<'a> {
-    /// Memory of the program.
+    /// Size of the program's memory.
     pub(crate) footprint: ByteCount,
-    /// Threads that use it.
+    /// Number of threads that use it.
     pub(crate) threads: u64,
-    /// What a load that no cache had takes at least.
+    /// Minimum latency of a load that misses all caches.
     pub(crate) load_ps: u64,
-    /// What an agent is set to.
+    /// Settings of the agent.
     pub(crate) agent: AgentSettings,
-    /// Whether Memtis has no limit on fast memory.
+    /// Whether Memtis may use all fast memory.
     pub(crate) memtis_unlimited: bool,
-    /// What a rival is set to; nothing for what it is by default.
+    /// Settings of a rival; none for its defaults.
     pub(crate) settings: Option<&'a Settings>,
 }
 
 impl Managed<'_> {
-    /// A knob of the settings, if it is set.
+    /// One setting, if it is set.
     pub(crate) fn knob<T>(&self, of: impl Fn(&Settings) -> Option<T>) -> Option<T> {
         of(self.settings?)
     }
 }
 
-/// Who sees two tiers of memory.
+/// The component that sees two memory tiers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tiering {
     /// The guest, as two nodes.
@@ -55,26 +55,26 @@ pub(crate) enum Tiering {
     Hardware,
 }
 
-/// What a system needs of the kernels beneath it.
+/// Requirements of a system on the kernels.
 #[derive(Debug, Clone)]
 pub(crate) struct Needs {
-    /// Who sees the tiers.
+    /// The component that sees the tiers.
     pub(crate) tiering: Tiering,
-    /// Where the hypervisor manages the tiers: the one that a page lies in at first, while it lasts.
+    /// The preferred tier of a first touch, if the hypervisor tiers.
     pub(crate) first_touch: TierId,
-    /// What is kept free of fast memory, by whoever sees the tiers.
+    /// Watermarks of fast memory, for the kernel that sees the tiers.
     pub(crate) watermarks: Watermarks,
-    /// What the guest's reclaim goes by.
+    /// Page lists of the guest's reclaim.
     pub(crate) lists: Lists,
-    /// Whether fast memory is kept for what the program says is hot.
+    /// Whether fast memory is reserved for the program's declared hot set.
     pub(crate) keeps_hot_set: bool,
-    /// Whether a fault that finds no huge page in the fast node takes one of the slow node, where huge pages are the
-    /// rule. Linux takes small pages there, unless it is set to `defrag = always`.
+    /// Whether a huge-page fault falls back to the slow node. Linux falls back to small pages of the fast node, unless
+    /// it is set to `defrag = always`.
     pub(crate) huge_in_slow: bool,
 }
 
 impl Default for Needs {
-    /// Linux as it is, with two nodes.
+    /// Plain Linux with two nodes.
     fn default() -> Self {
         Self {
             tiering: Tiering::Guest,
@@ -87,7 +87,7 @@ impl Default for Needs {
     }
 }
 
-/// What a manager acts on, and on whose time.
+/// The guest, hypervisor and actor of a manager's turn.
 pub(crate) struct Context<'a> {
     pub(crate) guest: &'a mut Guest,
     pub(crate) hypervisor: &'a mut Hypervisor,
@@ -95,94 +95,91 @@ pub(crate) struct Context<'a> {
     pub(crate) actor: Actor<'a>,
 }
 
-/// What manages a VM's memory. Each event that it does not care about it leaves to the default, which
-/// does nothing.
+/// The manager of a VM's memory. Every event handler does nothing by default.
 pub(crate) trait Manager: fmt::Debug {
-    /// What it needs of the kernels beneath it.
+    /// Its requirements on the kernels.
     fn needs(&self) -> Needs {
         Needs::default()
     }
 
-    /// The ranges that it takes memory apart into, if any, the hottest first.
+    /// The ranges that it manages, hottest first, if any.
     fn ranking(&self) -> &[RankedRange] {
         &[]
     }
 
-    /// What the sampling units are to record, if anything. A simulated load stands for `2^k`.
+    /// The settings of sampling units, if it samples. A simulated load stands for `2^k` real ones.
     fn sampling(&self, _k: u32) -> Option<Sampling> {
         None
     }
 
-    /// Whether a thread of its own empties the sampling units' buffers, see
-    /// [`Self::worker_turn`]. Else they are emptied at context switches.
+    /// Whether it has a thread that drains the sampling buffers, see [`Self::worker_turn`]. If not, they are drained at
+    /// context switches.
     fn has_worker(&self) -> bool {
         false
     }
 
-    /// The timed phase begins; memory was filled before, or is still to be filled (`filling`).
-    /// Returns when the first turn is due.
+    /// Starts the timed phase. Memory is populated, or is still to be (`filling`). Returns the time of the first turn.
     fn start(&mut self, _guest: &Guest, _now_ps: u64, _filling: bool) -> u64 {
         NEVER_PS
     }
 
-    /// Its turn: an epoch, a scan, a batch of moves. Returns when the next one is due.
+    /// One turn: an epoch, a scan, or a batch of moves. Returns the time of the next turn.
     fn turn(&mut self, _ctx: &mut Context<'_>) -> u64 {
         NEVER_PS
     }
 
-    /// What ended its last turn early, if something did: an error in the simulator.
+    /// The error that ended its last turn early: a bug of the simulator.
     fn fault(&mut self) -> Option<SimError> {
         None
     }
 
-    /// Takes what a sampling unit recorded.
+    /// Receives records of a sampling unit.
     fn take_samples(&mut self, _records: &[Record]) {}
 
-    /// The turn of the thread that empties the buffers, which began at `began_ps`, after
-    /// [`Self::take_samples`]. Returns whether [`Self::sampling`] has changed.
+    /// Turn of the draining thread, which began at `began_ps`, after [`Self::take_samples`]. Returns whether
+    /// [`Self::sampling`] changed.
     fn worker_turn(&mut self, _began_ps: u64, _ctx: &mut Context<'_>) -> bool {
         false
     }
 
-    /// Memory that it sees in use again and again, wherever it lies; nothing while it has not seen any.
+    /// Its estimate of the working set, in either tier; none until it has one.
     fn working_set(&self) -> Option<ByteCount> {
         None
     }
 
-    /// Memory that the system has for itself on a real machine: what it knows of pages, beyond what a kernel keeps of
-    /// each anyway, and copies of them. Entries are as large as here, unless its source says more.
+    /// Memory for its own metadata on a real machine: page metadata beyond the kernel's own, and page copies. Entry
+    /// sizes are those of this model, unless the source gives others.
     fn memory_overhead(&self, _guest: &Guest) -> ByteCount {
         ByteCount(0)
     }
 
-    /// Base pages by the ones in their histories of accesses, if it keeps such: first those with one.
+    /// Base pages by the number of ones in their access histories, from one on; empty without histories.
     fn pages_by_ones(&self) -> Vec<u64> {
         vec![]
     }
 
-    /// Samples that it has counted.
+    /// Number of samples counted.
     fn samples_seen(&self) -> u64 {
         0
     }
 
-    /// A page was accessed that it made fault in the guest's tables.
+    /// Handles an access to a page that it marked to fault in the guest's tables.
     fn hint_fault(&mut self, _gva: GuestVirtAddr, _ctx: &mut Context<'_>) {}
 
-    /// A page was accessed that it took out of the second-level tables.
+    /// Handles an access to a page that it unmapped from the second-level tables.
     fn host_hint_fault(&mut self, _gpa: GuestPhysAddr, _ctx: &mut Context<'_>) {}
 
-    /// The guest's kernel has taken memory for a page.
+    /// The guest's kernel has allocated memory for a page.
     fn guest_took_memory(&mut self, _ctx: &mut Context<'_>) {}
 
-    /// The hypervisor has taken memory to back a page.
+    /// The hypervisor has allocated memory to back a page.
     fn host_took_memory(&mut self, _ctx: &mut Context<'_>) {}
 
-    /// Since when the thread that frees fast memory has had something to do, if there is one and it
-    /// may have a turn at `now_ps`.
+    /// Time since when its reclaim thread has work; none without such a thread, or if it may not run at `now_ps`.
     fn reclaim_since_ps(&self, _now_ps: u64) -> Option<u64> {
         None
     }
 
-    /// That thread's turn.
+    /// Turn of its reclaim thread.
     fn reclaim(&mut self, _now_ps: u64, _ctx: &mut Context<'_>) {}
 }

@@ -1,26 +1,26 @@
-//! Memory that the hardware tiers, and Memstrata, which divides what it does not tier between VMs.
+//! Hardware-tiered memory, and Memstrata, which divides dedicated fast memory between VMs.
 //!
-//! Zhong et al., OSDI 2024. The memory controller tracks and moves lines (`machine/flat.rs`); the hypervisor
-//! classifies VMs, not pages. The abstract could be read, and others' notes of the paper: the period of 10 s, the
-//! limits of 5 % and of a tenth of a VM's pages, and that pages are taken at random are from these.
+//! Zhong et al., OSDI 2024. The memory controller tracks and moves lines (`machine/flat.rs`); the hypervisor classifies
+//! VMs, not pages. Sources are the abstract and others' notes on the paper. The notes give the period of 10 s, the
+//! limits of 5 % and of a tenth of a VM's pages, and the random choice of pages.
 //!
 //! # Problem
-//! Two hot lines that share a place in fast memory take it from each other at each access. Software
-//! cannot see that, and the hardware does not know whom it hurts.
+//! Two hot lines that share a place in fast memory evict each other at each access. Software cannot see that, and the
+//! hardware does not know which VM suffers.
 //!
 //! # Approach
-//! Both pages of a pair belong to one VM, so that VMs do not take lines from each other. Some of fast
-//! memory is dedicated: it is in no pair. Every 10 s each VM's loss is estimated. While a VM loses more than 5 %
-//! its pairs become dedicated pages, and as many dedicated pages of VMs that lose less become pairs,
-//! at most a tenth of a VM's pages in each period, chosen at random. Pages go through a few spare ones of the
-//! host; one that has given more slow pages than fast ones to VMs wants dedicated pages back.
+//! Both pages of a pair belong to one VM, so VMs do not evict each other's lines. Some fast memory is dedicated: it is
+//! in no pair. Every 10 s each VM's loss is estimated. While a VM loses more than 5 %, its pairs become dedicated
+//! pages, and as many dedicated pages of other VMs become pairs. At most a tenth of a VM's pages change in each period,
+//! chosen at random. Pages pass through a few spare pages of the host. If the host has given VMs more slow pages than
+//! fast ones, it reclaims dedicated pages.
 //!
-//! The authors estimate the loss by a classifier that was trained on four counters of a core. The model has none:
-//! the time that misses took beyond a hit's, over all other time, stands for it. Where several VMs
-//! lose, the authors serve the one with most misses first, the model all at once.
+//! The authors estimate the loss by a classifier, trained on four counters of a core. The model uses the extra time of
+//! misses over hits, divided by all other time. If several VMs lose, the authors serve the one with most misses first;
+//! the model serves all at once.
 //!
 //! # Properties
-//! - Dedicated pages go from VMs that lose little to those that lose much; none is lost.
+//! - Dedicated pages move from VMs with a small loss to VMs with a large loss; none disappears.
 
 use demeter_policy::{ByteCount, GuestPhysAddr};
 use demeter_scenario::rng::Rng;
@@ -37,34 +37,34 @@ const PERIOD_PS: u64 = 10_000_000_000_000;
 /// Time between two moves (assumed).
 const STEP_PS: u64 = 10_000_000_000;
 
-/// Share of its time from which on a VM loses too much.
+/// Share of its time above which a VM loses too much.
 const OUTLIER: f64 = 0.05;
 
-/// A tenth of a VM's pages move in a period at most.
+/// Divisor of a VM's pages: the most that change per period.
 const MOVED_SHARE: usize = 10;
 
-/// Stream of the random numbers that choose pages.
+/// Random number stream that chooses pages.
 const STREAM: u64 = 0x3e3;
 
-/// Nobody: the hardware tiers by itself.
+/// Hardware tiering without a manager.
 #[derive(Debug)]
 pub(crate) struct HardwareAlone;
 
-/// The hypervisor's part for one VM.
+/// Memstrata's state of one VM.
 #[derive(Debug)]
 pub(crate) struct Memstrata {
     rng: Rng,
-    /// Its pages in pairs, the fast one first.
+    /// Its paired pages, the fast one first.
     pairs: Vec<[GuestPhysAddr; 2]>,
-    /// Its pages in no pair.
+    /// Its unpaired pages.
     dedicated: Vec<GuestPhysAddr>,
-    /// When the period ends.
+    /// End of the period.
     until_ps: u64,
     /// Whether it lost too much in the last period.
     is_outlier: bool,
-    /// Pages that may still move in this period.
+    /// Pages that may still change in this period.
     allowed: usize,
-    /// At the last estimate: time that misses took, and all that the program did.
+    /// At the last estimate: time of misses, and the program's total time.
     before_ps: [u64; 2],
 }
 
@@ -82,7 +82,7 @@ impl Default for Memstrata {
     }
 }
 
-/// A memory controller that tiers.
+/// Requirements: the memory controller tiers.
 fn needs() -> Needs {
     Needs {
         tiering: Tiering::Hardware,
@@ -91,7 +91,7 @@ fn needs() -> Needs {
 }
 
 impl Memstrata {
-    /// Finds out which of its pages are in pairs.
+    /// Finds its paired and dedicated pages.
     fn look(&mut self, ctx: &mut Context<'_>) {
         let Some(flat) = &ctx.actor.memory.flat else {
             return;
@@ -113,7 +113,7 @@ impl Memstrata {
         }
     }
 
-    /// Share of its time that the VM lost to misses since this was last asked.
+    /// Share of time that the VM lost to misses since the last call.
     fn loss(&mut self, actor: &Actor<'_>) -> f64 {
         let sum = |of: fn(&crate::machine::actor::Vcpu) -> u64| actor.vcpus.iter().map(of).sum();
         let now_ps: [u64; 2] = [
@@ -127,7 +127,7 @@ impl Memstrata {
         lost_ps / (worked_ps as f64 - lost_ps).max(1.0)
     }
 
-    /// Makes dedicated pages of pairs, as far as the host has fast pages; true when it made some.
+    /// Turns pairs into dedicated pages, as far as the host has fast pages; returns whether any changed.
     fn take(&mut self, ctx: &mut Context<'_>) -> bool {
         let before = self.dedicated.len();
         while self.allowed >= 2 && ctx.hypervisor.free_pages(TierId::Fast) > 0 {
@@ -147,7 +147,7 @@ impl Memstrata {
         self.dedicated.len() > before
     }
 
-    /// Makes pairs of dedicated pages, as far as the host wants fast pages; true when it made some.
+    /// Turns dedicated pages into pairs, as far as the host needs fast pages; returns whether any changed.
     fn give(&mut self, ctx: &mut Context<'_>) -> bool {
         let before = self.pairs.len();
         let wants = |ctx: &Context<'_>| {
@@ -170,7 +170,7 @@ impl Memstrata {
         self.pairs.len() > before
     }
 
-    /// Moves a page to a tier, and its fellow, which other pages of the host take the place of.
+    /// Moves a page and its partner to a tier; spare pages of the host take their place.
     fn move_both(&mut self, page: GuestPhysAddr, to: TierId, ctx: &mut Context<'_>) {
         let Context {
             hypervisor,
@@ -237,7 +237,7 @@ mod tests {
     use crate::system::build;
     use crate::workload::Workload;
 
-    /// Of two VMs one uses all of its memory evenly, the other one a small part of it.
+    /// Two VMs: one uses all of its memory evenly, the other a small part of it.
     #[test]
     fn dedicated_pages_go_where_they_help_and_none_is_lost() {
         let text = r#"
@@ -286,7 +286,7 @@ mod tests {
         world.run_until(60 * PS_PER_S).unwrap();
         let after = dedicated(&mut world);
         assert!(after[1] > before[1] && after[0] < before[0], "{after:?}");
-        // Where a spare fast page has become two dedicated ones, another pair has left.
+        // If a spare fast page was used to make two dedicated pages, another pair is gone.
         let spare = world.host.hypervisor.free_pages(TierId::Fast);
         let spare_before = 2 * (demeter_policy::BLOCK_SIZE >> (12 + setup.k));
         let all = |dedicated: &[u64], spare: u64| dedicated.iter().sum::<u64>() + 2 * spare;

@@ -1,29 +1,27 @@
-//! Memtis: a histogram of sampled pages in the guest's kernel.
+//! Memtis: a histogram of page samples in the guest's kernel.
 //!
 //! # Problem
-//! Which pages are hot enough for fast memory, when it is only known which pages were sampled,
-//! when the number of samples that there should be is not known beforehand, and when pages have
-//! two sizes?
+//! Choose the pages that are hot enough for fast memory. Only samples are known, their total number varies, and pages
+//! have two sizes.
 //!
 //! # Approach
-//! A page's count is its samples by 4 KiB and 512: a sample on a base page counts 512, one on a
-//! huge page 1. Pages are counted by the logarithm of their counts in 16 bins; the top bins that
-//! fit fast memory are hot. The border is looked for again every so many samples, and all
-//! counts are halved every so many more.
+//! A page's count is its number of samples per 4 KiB, times 512. A sample thus counts 512 on a base page and 1 on a
+//! huge page. Pages are sorted by the logarithm of their counts into 16 bins. The top bins that fit into fast memory
+//! are hot. The threshold bin is recomputed after a number of samples, and all counts are halved after more.
 //!
-//! One thread of the kernel takes samples, and samples less if that costs more than it may.
-//! Another moves pages, every half second: hot ones up, and for room the coldest ones down. That a
-//! program has too much of fast memory is told by a limit, which the authors' scripts set for each; a
-//! program without one is never demoted, and its hot pages are promoted as long as memory is free.
+//! A kernel thread reads samples, and reduces the sampling rate if its cost is too high. Another thread migrates pages
+//! every half second: hot ones up, and the coldest ones down to free memory. A limit on a program's fast memory
+//! triggers demotion; the authors' scripts set one for each program. A program without a limit is never demoted, and
+//! its hot pages are promoted while memory is free.
 //!
-//! Its authors set `transparent_hugepage/defrag` to `always` (`scripts/run_bench.sh` of their artifact): a fault that
-//! finds no huge page in the fast node takes one of the slow node. So does the model where `thp = "always"`. Left out:
-//! huge pages of which only a part is hot are not split.
+//! Its authors set `transparent_hugepage/defrag` to `always` (`scripts/run_bench.sh` of their artifact). A fault that
+//! finds no huge page in the fast node then takes one of the slow node. The model does so with `thp = "always"`. Not
+//! modelled: splitting huge pages of which only a part is hot.
 //!
 //! # Properties
-//! - The histogram counts every sampled page once.
-//! - The hot bins fit the capacity, and no others would fit with them.
-//! - Halving keeps the order of pages.
+//! - The histogram counts every sampled page exactly once.
+//! - The hot bins fit into the capacity, and the next bin would not.
+//! - Halving preserves the order of pages.
 
 use std::collections::VecDeque;
 
@@ -37,46 +35,45 @@ use crate::machine::memory::TierId;
 use crate::machine::radix::PageSize;
 use crate::machine::sampler::{Record, Sampling};
 
-/// Bins of the histogram.
+/// Number of bins of the histogram.
 const BINS: usize = 16;
 
-/// What a sample on a page of 4 KiB counts.
+/// Weight of a sample on a page of 4 KiB.
 const BASE_WEIGHT: u32 = 512;
 
-/// Share of fast memory, in 1/1000, that hot pages do not fill.
+/// Share of fast memory, in 1/1000, kept free of hot pages.
 const SPARE_MILLI: u64 = 30;
 
-/// Samples after which the border is looked for again, and after which counts are halved.
+/// Samples between updates of the threshold bin, and between halvings.
 const ADAPT_SAMPLES: u64 = 100_000;
 const COOL_SAMPLES: u64 = 2_000_000;
 
-/// Sampling periods: the shortest, the longest, and the steps between them.
+/// Sampling periods: minimum, maximum and step.
 const PERIOD_MIN: f64 = 199.0;
 const PERIOD_MAX: f64 = 19_997.0;
 const PERIOD_STEPS: u32 = 30;
 
-/// Time between two looks at what sampling costs, and what it may cost, in 1/1000 of a CPU.
+/// Interval between checks of sampling cost, and the allowed cost in 1/1000 of a CPU.
 const COST_PERIOD_PS: u64 = 15_000_000_000_000;
 const COST_MILLI: std::ops::RangeInclusive<u64> = 25..=35;
 
-/// Time between two turns of the moving thread.
+/// Time between two turns of the migration thread.
 const MOVE_PERIOD_PS: u64 = 500_000_000_000;
 
-/// Bytes that are moved in one go.
+/// Bytes migrated in one batch.
 const BATCH_BYTES: u64 = 16 << 20;
 
-/// How many pages were sampled how often.
+/// Sample counts of pages.
 #[derive(Debug, Clone, Default)]
 struct Histogram {
-    /// By base page, where a page begins that was sampled: its count, and how many base pages it
-    /// has. Elsewhere the latter is none.
+    /// By base page. If a sampled page begins there: its count and its size in base pages. Elsewhere the size is 0.
     pages: Vec<(u32, u32)>,
-    /// Base pages by the logarithm of their page's count.
+    /// Number of base pages by the logarithm of their page's count.
     bins: [u64; BINS],
 }
 
 impl Histogram {
-    /// No sample yet on so many base pages.
+    /// An empty histogram for `pages` base pages.
     fn new(pages: usize) -> Self {
         Self {
             pages: vec![(0, 0); pages],
@@ -112,8 +109,8 @@ impl Histogram {
         }
     }
 
-    /// The lowest hot bin: it and those above have at most so many base pages. What was never
-    /// sampled is not hot.
+    /// The lowest hot bin: it and all higher bins together fit into the capacity. Pages that were never sampled are not
+    /// hot.
     fn border(&self, capacity: u64) -> usize {
         let mut left = capacity;
         let fits = |&bin: &usize| {
@@ -125,23 +122,23 @@ impl Histogram {
     }
 }
 
-/// The kernel's part.
+/// The kernel part of Memtis.
 #[derive(Debug)]
 pub(crate) struct Memtis {
-    /// Loads that count: those that no cache had.
+    /// Latency threshold of samples: only loads that miss all caches count.
     threshold_ps: u64,
     /// Whether the program has a limit on fast memory.
     is_limited: bool,
     period_step: u32,
-    /// Where memory begins; none before the first sample.
+    /// Start of memory; none before the first sample.
     base: Option<GuestVirtAddr>,
     histogram: Histogram,
     /// The lowest hot bin.
     border: usize,
-    /// Samples so far.
+    /// Number of samples so far.
     samples_seen: u64,
     waiting: Vec<GuestVirtAddr>,
-    /// What sampling cost since the last look, and when the next is due.
+    /// Cost of sampling since the last check, and time of the next check.
     spent_ps: u64,
     look_due_ps: u64,
     next_move_ps: u64,
@@ -150,7 +147,7 @@ pub(crate) struct Memtis {
 }
 
 impl Memtis {
-    /// Nothing seen yet; loads of `threshold_ps` and more come from memory.
+    /// A state without samples; loads of at least `threshold_ps` come from memory.
     pub(crate) fn new(threshold_ps: u64, is_limited: bool) -> Self {
         Self {
             threshold_ps,
@@ -169,7 +166,7 @@ impl Memtis {
         }
     }
 
-    /// Samples less or more if it costs too much or little; true when the period is another.
+    /// Adapts the sampling period to its cost; returns whether it changed.
     fn adapt_period(&mut self, now_ps: u64) -> bool {
         if now_ps < self.look_due_ps {
             return false;
@@ -186,8 +183,8 @@ impl Memtis {
         self.period_step != before
     }
 
-    /// Lists hot pages of the slow node, and cold ones of the fast node, coldest first. The kernel
-    /// has such lists at hand.
+    /// Lists hot pages of the slow node, and cold pages of the fast node, coldest first. The kernel maintains such
+    /// lists anyway.
     fn look(&mut self, guest: &mut Guest, actor: &mut Actor<'_>) {
         let Some(base) = self.base else {
             return;
@@ -211,7 +208,7 @@ impl Memtis {
         self.down = cold.into_iter().map(|(_, at)| at).collect();
     }
 
-    /// Promotes a batch as far as there is room, else demotes one.
+    /// Promotes a batch while memory is free; if none is, demotes a batch.
     fn move_on(&mut self, guest: &mut Guest, actor: &mut Actor<'_>) {
         let room = guest.usable(TierId::Fast).0;
         let batch = take_batch(&mut self.up, guest, BATCH_BYTES.min(room));
@@ -224,7 +221,7 @@ impl Memtis {
             false => vec![],
         };
         if guest.migrate_pages(&batch, TierId::Slow, actor) == 0 {
-            // Nothing is to go down, or there is no room below.
+            // No page can be demoted, or the slow node is full.
             self.up.clear();
         }
     }
@@ -238,7 +235,7 @@ impl Manager for Memtis {
         }
     }
 
-    /// A period is at least the `2^k` loads that a simulated one stands for.
+    /// A period is at least the `2^k` loads that a simulated load stands for.
     fn sampling(&self, k: u32) -> Option<Sampling> {
         let part = f64::from(self.period_step) / f64::from(PERIOD_STEPS - 1);
         let period = PERIOD_MIN * (PERIOD_MAX / PERIOD_MIN).powf(part);
@@ -258,8 +255,8 @@ impl Manager for Memtis {
         self.next_move_ps
     }
 
-    /// The moving thread's turn: a batch of what is to move or, once that is done, a look at what
-    /// is. Where a thread of the program wants the same virtual CPU, they take turns.
+    /// Turn of the migration thread: one batch of moves or, after the last batch, a new scan. If a thread of the
+    /// program needs the same virtual CPU, they alternate.
     fn turn(&mut self, ctx: &mut Context<'_>) -> u64 {
         let Context { guest, actor, .. } = ctx;
         let began_ps = actor.now_ps();
@@ -286,7 +283,7 @@ impl Manager for Memtis {
         self.waiting.extend(records.iter().map(|r| r.gva));
     }
 
-    /// The sampling thread counts what was taken.
+    /// The sampling thread counts its samples.
     fn worker_turn(&mut self, began_ps: u64, ctx: &mut Context<'_>) -> bool {
         let Context { guest, actor, .. } = ctx;
         let base = *self.base.get_or_insert_with(|| {
@@ -324,7 +321,7 @@ impl Manager for Memtis {
         self.adapt_period(actor.now_ps())
     }
 
-    /// A count for each page, whatever its size; its lists are the kernel's.
+    /// A count for each page of any size; the lists are the kernel's own.
     fn memory_overhead(&self, guest: &Guest) -> ByteCount {
         ByteCount(guest.mapped_pages() * size_of::<(u32, u32)>() as u64)
     }
@@ -334,7 +331,7 @@ impl Manager for Memtis {
     }
 }
 
-/// Takes pages off the front of a list, at most so many bytes of them.
+/// Removes pages from the front of a list, up to `bytes`.
 fn take_batch(list: &mut VecDeque<GuestVirtAddr>, guest: &Guest, bytes: u64) -> Vec<GuestVirtAddr> {
     let mut left = bytes;
     let mut batch = vec![];
@@ -349,7 +346,7 @@ fn take_batch(list: &mut VecDeque<GuestVirtAddr>, guest: &Guest, bytes: u64) -> 
     batch
 }
 
-/// Where a process's memory begins, and how many base pages lie between there and its end.
+/// Start of a process's memory, and the number of base pages up to its end.
 fn extent(guest: &Guest) -> (GuestVirtAddr, usize) {
     let (Some(first), Some(last)) = (guest.limits().first(), guest.limits().last()) else {
         return (GuestVirtAddr(0), 0);
@@ -417,7 +414,7 @@ mod tests {
             }
         }
 
-        /// Whatever sampling costs, the period stays in its bounds and follows the cost.
+        /// For any cost of sampling, the period stays within its bounds and follows the cost.
         #[test]
         fn the_period_follows_the_cost(milli in prop::collection::vec(0u64..1000, 1..80)) {
             let mut memtis = Memtis::new(0, true);

@@ -1,5 +1,4 @@
-//! The systems that manage a VM's memory, each behind the trait [`Manager`]. A system is a file here
-//! and a line of [`build`].
+//! Memory management systems, each behind the trait [`Manager`]. A system is a file here and a line of [`build`].
 
 mod agent;
 mod block_counters;
@@ -51,10 +50,10 @@ pub(crate) use unmanaged::Unmanaged;
 pub(crate) use vtmm::Vtmm;
 pub(crate) use xen_history::XenHistory;
 
-/// Makes the manager of a VM.
+/// Creates the manager of a VM.
 pub(crate) type Build = fn(&Managed<'_>) -> Box<dyn Manager>;
 
-/// How a system's managers are made.
+/// The constructor of a system's managers.
 pub(crate) fn build(system: System) -> Build {
     match system {
         System::None => |_| Box::new(Unmanaged::first_touch()),
@@ -62,7 +61,7 @@ pub(crate) fn build(system: System) -> Build {
         System::Linux => |managed| Box::new(HintFaultTiering::linux(managed)),
         System::Damon => |managed| Box::new(Damon::new(managed)),
         System::HLinux => |managed| Box::new(HostHintFaultTiering::linux(managed)),
-        // Those that the simulator does not have are refused before anything is built: `run_jobs`.
+        // `run_jobs` refuses systems that the simulator does not have.
         System::GLinux | System::HDamon | System::HHistory => {
             |_| Box::new(Unmanaged::first_touch())
         }

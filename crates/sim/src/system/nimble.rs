@@ -1,19 +1,18 @@
-//! Nimble: the kernel's lists, and moves that are quick: by several threads, in pairs.
+//! Nimble: kernel page lists with fast migration, by several threads and in pairs.
 //!
-//! Yan et al., ASPLOS 2019; numbers as in the authors' kernel (`mm/memory_manage.c`). It tracks by
-//! accessed bits, classifies by active and inactive lists, and exchanges as many pages as it finds
-//! on both sides.
+//! Yan et al., ASPLOS 2019; constants from the authors' kernel (`mm/memory_manage.c`). It tracks by accessed bits,
+//! classifies by active and inactive lists, and exchanges pages in equal numbers.
 //!
 //! # Problem
-//! A kernel moves pages one after the other by one thread, which leaves most of the bandwidth unused.
+//! A kernel migrates pages one at a time in one thread, which leaves most bandwidth unused.
 //!
 //! # Approach
-//! Every second each page's bit is taken. A page that was accessed twice in a row is active; one
-//! that was not accessed is inactive. Active pages of slow memory go up and as many inactive
-//! ones of fast memory down, in batches that four threads copy.
+//! Every second, each page's accessed bit is cleared. A page accessed twice in a row is active; an idle page is
+//! inactive. Active pages of slow memory are promoted, and as many inactive pages of fast memory demoted. Four threads
+//! copy each batch.
 //!
 //! # Properties
-//! - No more goes up than comes down, beyond what is free.
+//! - Promotions never exceed demotions plus free memory.
 
 use demeter_policy::GuestVirtAddr;
 
@@ -27,24 +26,24 @@ use crate::machine::radix::PageSize;
 /// Time between two turns.
 const TURN_PS: u64 = 1_000_000_000_000;
 
-/// Threads that copy (`limit_mt_num`).
+/// Number of copying threads (`limit_mt_num`).
 const COPIERS: usize = 4;
 
-/// Real pages that are moved by one call (`migration_batch_size`).
+/// Real pages moved by one call (`migration_batch_size`).
 const BATCH: usize = 16;
 
-/// The kernel's part: it keeps all that it knows in its lists.
+/// Nimble's kernel part; all its state is in the kernel's lists.
 #[derive(Debug, Default)]
 pub(crate) struct Nimble;
 
-/// Active pages of slow memory, and inactive ones of fast memory.
+/// Active pages of slow memory, and inactive pages of fast memory.
 #[derive(Debug, Default)]
 struct Found {
     hot: Vec<GuestVirtAddr>,
     cold: Vec<GuestVirtAddr>,
 }
 
-/// Takes all pages' bits; the lists follow.
+/// Clears all accessed bits and updates the lists.
 fn look(guest: &mut Guest, actor: &mut Actor<'_>) -> Found {
     let mut found = Found::default();
     let (mut base, mut huge) = (0, 0);

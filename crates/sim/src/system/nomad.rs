@@ -1,26 +1,24 @@
-//! Nomad: promotion beside the program instead of in its faults, and demotion without a copy.
+//! Nomad: asynchronous promotion, and demotion without a copy.
 //!
-//! Xiang et al., OSDI 2024; numbers as in the authors' kernel. It tracks by hint faults, as TPP does,
-//! classifies by a queue of candidates, and moves by transactions (`guest/shadow.rs`).
+//! Xiang et al., OSDI 2024; constants from the authors' kernel. It tracks by hint faults like TPP, classifies by a
+//! queue of candidates, and migrates by transactions (`guest/shadow.rs`).
 //!
 //! # Problem
-//! TPP promotes a page while its program waits in the fault, and takes as many faults on a page as
-//! it takes to become active. And where the hot set does not fit, each page that goes up sends
-//! another one down: all time goes to copies.
+//! TPP promotes a page while its program waits in the fault, and needs several faults until a page is active. If the
+//! hot set does not fit, each promotion causes a demotion, and all time goes to copies.
 //!
 //! # Approach
-//! A page that faulted is a candidate. With each fault some candidates are looked at: what is
-//! active and was accessed again is queued for promotion, what was accessed and is not active is
-//! marked; its bit is taken, without a flush (assumed). A thread of the kernel copies what is queued while it stays mapped. What was written
-//! to meanwhile is tried again. Reclaim maps shadows where there are any.
+//! A page that faults becomes a candidate. Each fault examines some candidates. An active candidate that was accessed
+//! again is queued for promotion. An accessed but inactive candidate is marked; its bit is cleared without a flush
+//! (assumed). A kernel thread copies queued pages while they stay mapped. If a page was written to meanwhile, the copy
+//! is repeated. Reclaim maps shadows if there are any.
 //!
-//! How long the model takes between the beginning and the end of a copy is a matter of its slices,
-//! many times longer than a copy of 4 KiB. A page that was written to in that time is thus taken for
-//! one that was written to during its copy only as often as the one time is longer than the other:
-//! too seldom for pages that are written to many times in between.
+//! In the model, a copy lasts as long as slices of accesses, much longer than a copy of 4 KiB. A page written to in
+//! that time therefore counts as written to during its copy only in proportion of the two durations. For pages that are
+//! written to many times meanwhile, this is too rare.
 //!
 //! # Properties
-//! - Each queue holds no more than its kernel's, and no page twice.
+//! - A queue holds no more pages than the kernel's, and no page twice.
 
 use std::collections::VecDeque;
 
@@ -34,19 +32,18 @@ use crate::machine::ledger::Cause;
 use crate::machine::memory::TierId;
 use crate::machine::radix::PageSize;
 
-/// Candidates that wait, those that a fault looks at, and pages that wait for promotion.
+/// Capacity of the candidate queue, candidates examined per fault, and capacity of the promotion queue.
 const CANDIDATES: usize = 128;
 const LOOK_BACK: usize = 20;
 const QUEUED: usize = 512;
 
-/// Copies of a page before it is given up.
+/// Number of failed copies until a page is dropped.
 const TRIES: u32 = 10;
 
-/// Time between two looks of the promoting thread at an empty queue (assumed: it is woken).
+/// Polling interval of the promotion thread on an empty queue (assumed: it is woken).
 const IDLE_PS: u64 = 2_000_000_000;
 
-/// Copying after which the promoting thread sees to what it has copied. A slice of a program's
-/// accesses takes about as long.
+/// Copy time after which the promotion thread checks its copies; about one slice of a program's accesses.
 const BATCH_PS: u64 = 1_000_000_000;
 
 /// A page that waits for promotion, or is being copied.
@@ -56,16 +53,16 @@ struct Queued {
     tries: u32,
 }
 
-/// A copy under way.
+/// A copy in progress.
 #[derive(Debug, Clone, Copy)]
 struct Copy {
     page: Queued,
     began_ps: u64,
-    /// What copying one real page takes.
+    /// Time to copy one real page.
     copy_ps: u64,
 }
 
-/// The kernel's part.
+/// The kernel part of Nomad.
 #[derive(Debug)]
 pub(crate) struct Nomad {
     reclaimer: Reclaimer,
@@ -74,14 +71,14 @@ pub(crate) struct Nomad {
     candidates: VecDeque<GuestVirtAddr>,
     queue: VecDeque<Queued>,
     copies: Vec<Copy>,
-    /// Copies that should have failed, in parts of 2^20, since one did.
+    /// Expected number of failed copies since the last failure, in units of 2^-20.
     failures: u64,
     scan_due_ps: u64,
     promote_due_ps: u64,
 }
 
 impl Nomad {
-    /// Nothing seen yet.
+    /// A state without candidates.
     pub(crate) fn new(managed: &Managed) -> Self {
         Self {
             reclaimer: Reclaimer::default(),
@@ -96,7 +93,7 @@ impl Nomad {
         }
     }
 
-    /// Makes the slow node's pages fault.
+    /// Marks the slow node's pages to fault.
     fn scan(&mut self, ctx: &mut Context<'_>) {
         let Context { guest, actor, .. } = ctx;
         let began_ps = actor.now_ps();
@@ -116,7 +113,7 @@ impl Nomad {
         self.scan_due_ps = self.pace.after(began_ps, actor.now_ps());
     }
 
-    /// Looks at some candidates, the oldest first; each stands for `2^k` pages.
+    /// Examines the oldest candidates; each stands for `2^k` pages.
     fn look_back(&mut self, k: u32, ctx: &mut Context<'_>) {
         let Context { guest, actor, .. } = ctx;
         let looks = limit(LOOK_BACK, k).min(self.candidates.len());
@@ -150,7 +147,7 @@ impl Nomad {
         }
     }
 
-    /// The promoting thread: ends the copies under way, and begins others.
+    /// Turn of the promotion thread: completes copies in progress and starts new ones.
     fn promote(&mut self, ctx: &mut Context<'_>) {
         let Context { guest, actor, .. } = ctx;
         for copy in std::mem::take(&mut self.copies) {
@@ -183,7 +180,7 @@ impl Nomad {
             };
             let size = guest.tables.find(page.gva).map(|(_, size)| size);
             if size == Some(PageSize::Huge) {
-                // Transactions are for base pages.
+                // Transactions apply to base pages only.
                 let moved = guest.migrate(page.gva, TierId::Fast, true, actor);
                 self.pace.promoted(moved);
             } else if let Some(copy_ps) = guest.begin_copy(page.gva, actor) {
@@ -200,7 +197,7 @@ impl Nomad {
     }
 }
 
-/// A candidate joins a queue that holds so many; the oldest leaves where there is no room.
+/// Adds a candidate to a queue of capacity `most`; drops the oldest if it is full.
 fn add(candidates: &mut VecDeque<GuestVirtAddr>, gva: GuestVirtAddr, most: usize) {
     if candidates.contains(&gva) {
         return;
@@ -211,7 +208,7 @@ fn add(candidates: &mut VecDeque<GuestVirtAddr>, gva: GuestVirtAddr, most: usize
     candidates.push_back(gva);
 }
 
-/// What a queue of so many real pages holds where a page stands for `2^k`.
+/// Capacity of a queue of `pages` real pages, if a page stands for `2^k`.
 fn limit(pages: usize, k: u32) -> usize {
     (pages >> k).max(2)
 }
@@ -230,7 +227,7 @@ impl Manager for Nomad {
         self.scan_due_ps.min(self.promote_due_ps)
     }
 
-    /// The scanner's turn, or the promoting thread's.
+    /// Turn of the scanner or of the promotion thread.
     fn turn(&mut self, ctx: &mut Context<'_>) -> u64 {
         if ctx.actor.now_ps() >= self.scan_due_ps {
             self.scan(ctx);

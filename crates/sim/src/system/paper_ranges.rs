@@ -1,28 +1,25 @@
-//! Ranges that are halved where accesses fall, and pages exchanged by their rank: what the Demeter
-//! paper describes and its authors' kernel does. The product's own policy is not this one, see
-//! "Where it differs from the paper" in `docs/src/how.md`.
+//! Range splitting and ranked exchange, as in the Demeter paper and its authors' kernel. The product's policy differs,
+//! see "Where it differs from the paper" in `docs/src/how.md`.
 //!
 //! # Problem
-//! Find the hot part of an address space of 64 TiB, and bring it into fast memory without ever
-//! asking for free memory.
+//! Find the hot part of an address space of 64 TiB, and move it to fast memory without ever allocating free memory.
 //!
 //! # Approach
-//! One range covers the address space. Each epoch all counts are halved; then a range is cut in the
-//! middle if it has enough samples for each virtual CPU and `alpha` times as many more than a
-//! neighbour; each half begins with half of its count, so that it takes the next epochs' samples to
-//! tell them apart. Ranges are ranked by samples per byte, the younger of equals first. When
-//! ranges were cut, fast memory is dealt out from the hottest range on, range by range, as long as
-//! whole ranges fit; what of those lies in slow memory is exchanged for as much of the coldest
-//! ranges. What finds no partner stays.
+//! One range covers the address space. Each epoch, all counts are halved. Then a range is split in the middle if it has
+//! enough samples per virtual CPU, and exceeds a neighbour by `alpha` times that number. Each half starts with half of
+//! the count, so later samples must distinguish them. Ranges are ranked by samples per byte, younger ones first among
+//! equals. After a split, fast memory is assigned from the hottest range down, as long as whole ranges fit. The part of
+//! these ranges in slow memory is exchanged for as much of the coldest ranges. Memory without an exchange partner
+//! stays.
 //!
 //! # Properties
-//! - The ranges cover the address space, each once, and are never smaller than the granularity nor
-//!   more than the most allowed.
-//! - Promotions and demotions of an exchange are of the same size to within a block.
+//! - The ranges cover the address space exactly. None is smaller than the granularity, and their number stays below the
+//!   maximum.
+//! - Promotions and demotions of an exchange have equal size to within a block.
 //!
 //! # Left out
-//! Their kernel exchanges nothing before some range is as small as 2 MiB: stacks of threads see to that, which the model does
-//! not have. It counts a range's pages anew at each look, without forgetting the last.
+//! Their kernel exchanges nothing until some range is as small as 2 MiB. Thread stacks ensure that there, but the model
+//! has none. Their kernel counts a range's pages anew at each scan, without clearing the last count.
 
 use std::collections::BTreeMap;
 
@@ -32,19 +29,19 @@ use demeter_policy::{
     ResidencyMap, Situation, Tuning, VirtRange,
 };
 
-/// Where the address space ends that is looked at: 64 TiB.
+/// End of the scanned address space: 64 TiB.
 const SPACE_END: u64 = 1 << 46;
 
-/// When a range is split.
+/// Conditions for splitting a range.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Split {
-    /// log2 of the smallest range's bytes.
+    /// log2 of the smallest range size.
     pub(crate) granule_bits: u32,
-    /// Samples for each virtual CPU that a range must have.
+    /// Samples per virtual CPU required to split.
     pub(crate) tau_split: u32,
-    /// How many times as many more than a neighbour.
+    /// Required excess over a neighbour, as a multiple of that number.
     pub(crate) alpha: f64,
-    /// The most ranges.
+    /// Maximum number of ranges.
     pub(crate) max_ranges: usize,
 }
 
@@ -66,13 +63,13 @@ impl Default for Split {
     }
 }
 
-/// What the paper's kernel decides by.
+/// The strategy of the paper's kernel.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Paper {
     pub(crate) split: Split,
-    /// Virtual CPUs of its machine.
+    /// Number of virtual CPUs.
     pub(crate) vcpus: u32,
-    /// What the process may have of fast memory.
+    /// Fast memory available to the process.
     pub(crate) capacity: ByteCount,
 }
 
@@ -85,7 +82,7 @@ impl Strategy for Paper {
         PaperRanges::new(&self.split, self.vcpus)
     }
 
-    /// Where ranges were cut and the hottest fits, it looks at all pages.
+    /// After a split, if the hottest range fits, it looks up all pages.
     fn look_ups(&self, has_news: bool, hottest: Option<&RankedRange>) -> LookUps {
         let fits = |r: &RankedRange| r.range.len() <= self.capacity && r.count > 0.0;
         match has_news && hottest.is_some_and(fits) {
@@ -109,7 +106,7 @@ impl Strategy for Paper {
     }
 }
 
-/// A range, by where it begins.
+/// A range, identified by its start.
 #[derive(Debug, Clone, Copy)]
 struct Leaf {
     end: u64,
@@ -117,13 +114,13 @@ struct Leaf {
     born_epoch: u32,
 }
 
-/// The ranges.
+/// The ranges of an address space.
 #[derive(Debug, Clone)]
 pub(crate) struct PaperRanges {
     leaves: BTreeMap<u64, Leaf>,
-    /// Samples in a range below which it stays whole.
+    /// Samples below which a range is not split.
     least: u64,
-    /// By how many more than a neighbour it must have.
+    /// Required excess over a neighbour, in samples.
     more: u64,
     granule: u64,
     leaves_max: usize,
@@ -131,7 +128,7 @@ pub(crate) struct PaperRanges {
 }
 
 impl PaperRanges {
-    /// One range over all.
+    /// A single range.
     fn new(config: &Split, vcpus: u32) -> Self {
         let least = u64::from(config.tau_split) * u64::from(vcpus);
         let root = Leaf {
@@ -165,10 +162,10 @@ impl PaperRanges {
 }
 
 impl Classify for PaperRanges {
-    /// The ranges cover all that a process may have.
+    /// Ignored: the ranges cover any possible mapping.
     fn set_space(&mut self, _vmas: &[VirtRange]) {}
 
-    /// A sample beyond the address space is ignored.
+    /// Adds samples; an address beyond the space is ignored.
     fn add(&mut self, addr: GuestVirtAddr, samples: u32) {
         if let Some((_, leaf)) = self.leaves.range_mut(..=addr.0).next_back()
             && addr.0 < leaf.end
@@ -177,7 +174,7 @@ impl Classify for PaperRanges {
         }
     }
 
-    /// Ages counts and cuts; there is news where anything was cut.
+    /// Ages counts and splits ranges; returns whether any was split.
     fn end_epoch(&mut self, _epoch: u32, _elapsed_s: f64, _chunks_max: usize) -> bool {
         self.epoch += 1;
         self.leaves.values_mut().for_each(|l| l.samples /= 2);
@@ -211,9 +208,8 @@ impl Classify for PaperRanges {
     }
 }
 
-/// What is to be exchanged so that the hottest ranges lie in fast memory; nothing while the hottest is
-/// longer than that. `ranking` is hottest first; `capacity` is what the process may have of fast
-/// memory.
+/// The exchange that puts the hottest ranges into fast memory; empty while the hottest range exceeds it. `ranking` is
+/// hottest first; `capacity` is the process's fast memory.
 fn exchange(
     ranking: &[RankedRange],
     residency: &ResidencyMap,
@@ -283,7 +279,7 @@ mod tests {
                 ranges.add(GuestVirtAddr(32 * GIB + i % 20 * GIB / 2), 1);
             }
         }
-        // 16 cuts lead from 64 TiB to 1 GiB.
+        // 16 splits lead from 64 TiB to 1 GiB.
         assert!((16..30).contains(&epochs), "{epochs}");
         let ranking = rank([(PID, ranges.ranges().collect::<Vec<_>>())]);
         let hot = VirtRange::new(GuestVirtAddr(40 * GIB), GuestVirtAddr(41 * GIB)).unwrap();

@@ -1,4 +1,4 @@
-//! What Linux promotes of the pages that fault, and how much of it in a second (`should_numa_migrate_memory` in
+//! Linux's promotion rules for hint faults: hot threshold and rate limit (`should_numa_migrate_memory` in
 //! kernel/sched/fair.c).
 
 use demeter_policy::MIB;
@@ -6,22 +6,22 @@ use demeter_policy::MIB;
 use super::Managed;
 use crate::machine::cost::PS_PER_MS;
 
-/// A fault that comes within this time shows a hot page (`hot_threshold_ms`).
+/// A page that faults within this time is hot (`hot_threshold_ms`).
 pub(super) const HOT_MS: u32 = 1000;
 
-/// How much may be promoted (`numa_balancing_promote_rate_limit_MBps`).
+/// Rate limit of promotion (`numa_balancing_promote_rate_limit_MBps`).
 #[derive(Debug, Default)]
 pub(super) struct RateLimit {
-    /// Bytes that may be promoted in a second, if that is limited.
+    /// Bytes per second, if limited.
     bytes: Option<u64>,
-    /// The second that goes on.
+    /// The current second.
     second: u64,
-    /// Bytes promoted in it.
+    /// Bytes promoted in this second.
     promoted: u64,
 }
 
 impl RateLimit {
-    /// What an administrator has set, if anything.
+    /// The administrator's limit, if any.
     pub(super) fn of(managed: &Managed) -> Self {
         let rate_mib = managed.knob(|s| s.rate_mib_per_s);
         Self {
@@ -39,7 +39,7 @@ impl RateLimit {
         self.bytes.is_none_or(|bytes| self.promoted < bytes)
     }
 
-    /// So much was promoted.
+    /// Counts promoted bytes.
     pub(super) fn spend(&mut self, bytes: u64) {
         self.promoted += bytes;
     }

@@ -1,21 +1,21 @@
-//! RAMinate: a hypervisor that keeps written pages in fast memory, and stops the VM to exchange pages.
+//! RAMinate: a hypervisor that keeps frequently written pages in fast memory, and pauses the VM for exchanges.
 //!
-//! Hirofuchi and Takano, SoCC 2016. It tracks by dirty bits of the second-level tables, classifies by
-//! a queue of levels, and exchanges pages in pairs.
+//! Hirofuchi and Takano, SoCC 2016. It tracks by dirty bits of the second-level tables, classifies by a multi-level
+//! queue, and exchanges pages in pairs.
 //!
 //! # Problem
-//! Slow memory that wears out or takes energy by stores shall get few of them, whatever the guest.
+//! Stores to slow memory cost endurance or energy and should be rare, for any guest.
 //!
 //! # Approach
-//! Every second the bits are taken. A page with n updates is in level log2 n of eight; for each 5 s
-//! without one it falls a level. A page of fast memory that falls off the lowest is a victim. Every
-//! 5 s pages of slow memory, from the highest level down, are exchanged for victims, at most 1,000
-//! pairs. The VM is paused meanwhile: 28 ms and 1.6 us for each pair, which the authors measured.
-//! Translations are flushed after an exchange, not after a scan.
+//! Every second the dirty bits are cleared. A page with n updates is in level log2 n of eight; for each 5 s without an
+//! update it drops a level. A page of fast memory that drops below the lowest level is a victim. Every 5 s, pages of
+//! slow memory are exchanged for victims, from the highest level down, at most 1,000 pairs. The VM is paused meanwhile:
+//! 28 ms plus 1.6 us for each pair, as the authors measured. Translations are flushed after an exchange, not after a
+//! scan.
 //!
 //! # Properties
 //! - A page's level never exceeds log2 of its updates.
-//! - A page without updates is off all levels after as many times 5 s as there are levels.
+//! - A page without updates leaves all levels after 5 s times the number of levels.
 
 use std::cmp::Reverse;
 
@@ -27,7 +27,7 @@ use crate::machine::ledger::Cause;
 use crate::machine::memory::TierId;
 use crate::machine::radix::PageSize;
 
-/// Time between two scans; scans between two exchanges, and for which a page keeps its level.
+/// Time between two scans; number of scans between exchanges, and until a page drops a level.
 const SCAN_PS: u64 = 1_000_000_000_000;
 const EXCHANGE_SCANS: u32 = 5;
 const LIFETIME_SCANS: u32 = 5;
@@ -35,25 +35,25 @@ const LIFETIME_SCANS: u32 = 5;
 /// Levels of the queue.
 const LEVELS: u32 = 8;
 
-/// Pairs that are exchanged at a time.
+/// Pairs per exchange.
 const PAIRS: u64 = 1000;
 
-/// How long the VM is paused, whatever is exchanged, and for each pair.
+/// Pause of the VM: fixed part, and part for each pair.
 const PAUSE_PS: u64 = 28_000_000_000;
 const PAIR_PS: u64 = 1_600_000;
 
-/// What is known of a page.
+/// State of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Page {
     updates: u32,
     /// Level from 1; 0 for none.
     level: u32,
-    /// When it was last updated or fell.
+    /// Time of its last update or drop.
     since: u32,
 }
 
 impl Page {
-    /// Takes a scan's bit in.
+    /// Adds the dirty bit of a scan.
     fn scan(&mut self, dirty: bool, now: u32) {
         if dirty {
             self.updates = self.updates.saturating_add(1);
@@ -67,7 +67,7 @@ impl Page {
     }
 }
 
-/// The hypervisor's part for one VM.
+/// RAMinate's state of one VM.
 #[derive(Debug, Default)]
 pub(crate) struct Raminate {
     /// By guest-physical page.
@@ -76,7 +76,7 @@ pub(crate) struct Raminate {
 }
 
 impl Raminate {
-    /// Takes all pages' bits.
+    /// Clears all dirty bits.
     fn scan(&mut self, ctx: &mut Context<'_>) {
         self.scans += 1;
         let all = GuestPhysAddr(0)..ctx.guest.end_gpa();
@@ -128,7 +128,7 @@ impl Raminate {
         }
         actor.invept(1);
         let pause_ps = PAUSE_PS + ((count * PAIR_PS) << actor.k);
-        // What was measured is all that it takes.
+        // The measured pause includes all costs.
         let spent_ps = actor.now_ps() - before_ps;
         let (on, busy) = (actor.on, actor.busy);
         actor.charge(Cause::Migrate, pause_ps.saturating_sub(spent_ps));

@@ -1,31 +1,30 @@
-//! The kernel thread that frees fast memory. There is one, so that it frees no faster than one
-//! thread can, whoever waits for it.
+//! The kernel thread that frees fast memory. There is only one, which limits the rate of reclaim.
 
 use crate::machine::actor::Actor;
 use crate::machine::cost::TICK_PERIOD_PS;
 
-/// The thread.
+/// The reclaim thread.
 #[derive(Debug, Default)]
 pub(super) struct Reclaimer {
-    /// Since when it has had something to do.
+    /// Time since when it has work.
     woken_ps: Option<u64>,
-    /// When it may have its next turn.
+    /// Earliest time of its next turn.
     busy_until_ps: u64,
 }
 
 impl Reclaimer {
-    /// Memory is short.
+    /// Wakes it, as memory is short.
     pub(super) fn wake(&mut self, now_ps: u64) {
         self.woken_ps.get_or_insert(now_ps);
     }
 
-    /// Since when it has had something to do, if it may have a turn at `now_ps`.
+    /// Time since when it has work, if it may run at `now_ps`.
     pub(super) fn wants_turn(&self, now_ps: u64) -> Option<u64> {
         self.woken_ps.filter(|_| now_ps >= self.busy_until_ps)
     }
 
-    /// Its turn: until `now_ps` where it is behind; beside the program, for as long as it has let
-    /// that run, at least a tick. `work` ends at the time that it is given, or when it is done: then it says so.
+    /// One turn. If it lags behind, it runs until `now_ps`. Beside the program, it runs as long as the program did
+    /// since, at least a tick. `work` ends at the time that it is given, or returns true when it is done.
     pub(super) fn turn(
         &mut self,
         now_ps: u64,

@@ -1,5 +1,5 @@
-//! How a kernel walks over an address space to see who uses what: where it goes on, and when
-//! (`task_numa_work`, `update_task_scan_period` in kernel/sched/fair.c).
+//! Address space scanning of the kernel: position and period (`task_numa_work`, `update_task_scan_period` in
+//! kernel/sched/fair.c).
 
 use std::ops::{Range, RangeInclusive};
 
@@ -9,35 +9,34 @@ use super::Managed;
 use crate::machine::cost::PS_PER_MS;
 use crate::machine::radix::Address;
 
-/// Bytes of address space that one scan marks pages in (`scan_size_mb`), unless somebody sets them.
+/// Default bytes of address space marked per scan (`scan_size_mb`).
 const SCAN_BYTES: u64 = 256 * MIB;
 
-/// The most that is scanned in the time in which a process of one scan's size is scanned once
-/// (`MAX_SCAN_WINDOW`).
+/// Maximum bytes scanned in the time for which a process of one scan's size is scanned once (`MAX_SCAN_WINDOW`).
 const SCANNED_MAX_BYTES: u64 = 2560 * MIB;
 
-/// How many times as many bytes a scan may pass over to find them.
+/// Limit on the bytes that a scan may pass over, as a multiple of the bytes to mark.
 const SCAN_REACH: u64 = 8;
 
-/// A process of one scan's size is scanned so often at first (`scan_period_min_ms`); a larger one
-/// more often, down to the least period.
+/// Initial scan period of a process of one scan's size (`scan_period_min_ms`). A larger process is scanned more often,
+/// down to the minimum period.
 const PERIOD_PS: u64 = 1_000_000_000_000;
 
-/// The longest period for memory of one scan's size (`scan_period_max_ms`).
+/// Maximum period for memory of one scan's size (`scan_period_max_ms`).
 const PERIOD_MAX_PS: u64 = 60 * PERIOD_PS;
 
-/// The time from a process's start until the first scan (`scan_delay_ms`).
+/// Delay from a process's start to the first scan (`scan_delay_ms`).
 const DELAY_PS: u64 = 1_000_000_000_000;
 
-/// A thread that scanned runs so many times as long before it scans again.
+/// A thread that scanned runs this many times as long before it scans again.
 const RUN_PER_SCAN: u64 = 32;
 
-/// The parts in which a period shrinks, and how many of the faults, in such parts, must be private
-/// to a thread for it not to (`NUMA_PERIOD_SLOTS`, `NUMA_PERIOD_THRESHOLD`).
+/// Number of steps by which a period shrinks, and the share of private faults, in such steps, that prevents it
+/// (`NUMA_PERIOD_SLOTS`, `NUMA_PERIOD_THRESHOLD`).
 const PERIOD_SLOTS: u64 = 10;
 const PRIVATE_SLOTS: u64 = 7;
 
-/// What an administrator may set.
+/// Scan settings of an administrator.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Scanning {
     /// `scan_size_mb`, in bytes.
@@ -58,7 +57,7 @@ impl Default for Scanning {
 }
 
 impl Scanning {
-    /// What an administrator has set of it.
+    /// The administrator's settings, or defaults.
     pub(super) fn of(managed: &Managed) -> Self {
         let default = Self::default();
         let mib = managed.knob(|s| s.scan_size_mib);
@@ -75,35 +74,35 @@ impl Scanning {
     }
 }
 
-/// When the next scan is due.
+/// The schedule of scans.
 #[derive(Debug)]
 pub(super) struct Pace {
-    /// Threads that take turns in scanning.
+    /// Threads that scan in turn.
     threads: u64,
     period_ps: u64,
-    /// What the period may shrink and grow to (`task_scan_min`, `task_scan_max`).
+    /// Bounds of the period (`task_scan_min`, `task_scan_max`).
     bounds_ps: RangeInclusive<u64>,
-    /// Whether faults on pages that stay in slow memory are counted.
+    /// Whether faults on pages that stay in slow memory count.
     counts_all: bool,
-    /// Whether anything was promoted since the last pass ended.
+    /// Whether any page was promoted since the last pass ended.
     promoted: bool,
 }
 
 impl Pace {
-    /// That of a process with so much memory, in a kernel that counts all faults, or as Linux does
-    /// where it tiers only those of pages that it promoted.
+    /// The schedule for a process with this much memory. With `counts_all` the kernel counts all faults. Linux, when it
+    /// tiers, counts only faults of promoted pages.
     pub(super) fn new(bytes: u64, threads: u64, counts_all: bool) -> Self {
         Self::with(Scanning::default(), bytes, threads, counts_all)
     }
 
-    /// The same with what an administrator has set.
+    /// The schedule with an administrator's settings.
     pub(super) fn with(scanning: Scanning, bytes: u64, threads: u64, counts_all: bool) -> Self {
         let scans_per_pass = bytes.div_ceil(scanning.bytes).max(1);
         let threads = threads.max(1);
         let scans_max = (SCANNED_MAX_BYTES / scanning.bytes).max(1);
         let least_ps = (scanning.period_ps / scans_per_pass).max(PERIOD_PS / scans_max);
-        // Threads that share all memory are one group, which may take as many times as long, by
-        // the share of its faults that are not private to one.
+        // Threads that share all memory form one group. Its period may grow with the share of faults that are not
+        // private to a thread.
         let shared = (threads - 1).max(1);
         let most_ps = (shared * scanning.period_max_ps / scans_per_pass).max(least_ps);
         Self {
@@ -115,27 +114,26 @@ impl Pace {
         }
     }
 
-    /// When the first scan is due of a process that is `new`, or has run for a while.
+    /// Time of the first scan of a process that is `new`, or has run for a while.
     pub(super) fn start(&self, now_ps: u64, new: bool) -> u64 {
         now_ps + if new { DELAY_PS } else { 0 }
     }
 
-    /// When the next scan is due after one that began at `began_ps`.
+    /// Time of the next scan, after one that began at `began_ps`.
     pub(super) fn after(&self, began_ps: u64, now_ps: u64) -> u64 {
         let run_ps = (now_ps - began_ps) * RUN_PER_SCAN / self.threads;
         began_ps + self.period_ps.max(run_ps)
     }
 
-    /// A page was to be promoted, and was or was not.
+    /// Records the success of an attempted promotion.
     pub(super) fn promoted(&mut self, was: bool) {
         self.promoted |= was;
     }
 
-    /// A pass over all memory has ended. Where pages were promoted the period doubles: Linux counts
-    /// none of them as local or shared; and of many promotions some fail, if only because a page is
-    /// on no list for a moment, and to a kernel that counts all one failure is enough. Else the period
-    /// stays or, where faults were counted, shrinks, the more so the fewer of them come from a thread
-    /// that faulted on the same page before.
+    /// Ends a pass over all memory and adapts the period. It doubles if pages were promoted, since Linux counts these
+    /// as neither local nor shared. Some of many promotions also fail, for example while a page is on no list, and one
+    /// failure suffices for a kernel that counts all. Otherwise the period stays or, if faults were counted, shrinks.
+    /// It shrinks more if fewer faults come from a thread that faulted on the same page before.
     pub(super) fn pass_ended(&mut self) {
         let period_ps = if std::mem::take(&mut self.promoted) {
             2 * self.period_ps
@@ -150,7 +148,7 @@ impl Pace {
     }
 }
 
-/// How far a scanner is in the present pass.
+/// Position of a scanner in the current pass.
 #[derive(Debug)]
 pub(super) struct Cursor<A>(A);
 
@@ -161,16 +159,16 @@ impl<A: Address> Default for Cursor<A> {
 }
 
 impl<A: Address> Cursor<A> {
-    /// One scan over `areas`, which are sorted: hands out stretches of them until enough was
-    /// marked, too much was passed over, or the pass has ended; then it tells so. `mark` says
-    /// whether it marked anything in a stretch.
+    /// Runs one scan over the sorted `areas`. It passes ranges to `mark` until enough is marked, too much was passed
+    /// over, or the pass has ended; it returns true at the end of a pass. `mark` returns whether it marked anything in
+    /// a range.
     ///
-    /// As in Linux a stretch is what is left to be marked, and counts whole if one page in it was.
+    /// As in Linux, a range has the size of the bytes left to mark. It counts in full if one of its pages was marked.
     pub(super) fn scan(&mut self, areas: &[Range<A>], mark: impl FnMut(Range<A>) -> bool) -> bool {
         self.scan_bytes(SCAN_BYTES, areas, mark)
     }
 
-    /// The same with so many bytes to be marked.
+    /// Runs one scan with this many bytes to mark.
     pub(super) fn scan_bytes(
         &mut self,
         mut bytes: u64,
@@ -210,7 +208,7 @@ mod tests {
         assert_eq!(small.after(5, 6), 5 + PERIOD_PS);
         let mut large = Pace::new(56 * SCAN_BYTES, 4, false);
         assert_eq!(large.after(0, 0), PERIOD_PS / 10);
-        // A scan of 50 ms is followed by 32 times as long, on four threads.
+        // After a scan of 50 ms, 32 times as long passes, spread over four threads.
         assert_eq!(large.after(0, 50_000_000_000), 400_000_000_000);
         for _ in 0..10 {
             large.promoted(true);
@@ -224,7 +222,7 @@ mod tests {
     }
 
     proptest! {
-        /// A pass covers every address once, whatever is marked.
+        /// A pass covers every address exactly once, for any marks.
         #[test]
         fn a_pass_covers_everything_once(
             sizes in prop::collection::vec((0u64..700, 1u64..700), 1..6),

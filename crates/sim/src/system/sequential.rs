@@ -1,9 +1,9 @@
-//! The product's promotions without its demotions: reclaim makes room for them, as in kernels.
+//! The product's promotions without its demotions: reclaim frees memory, as in kernels.
 
 use demeter_policy::engine::{Balance, ByHeat, Direction, EpochEnd, Strategy};
 use demeter_policy::{Away, ByteCount, Heat, Pid, Plan, Situation};
 
-/// Promotes by the product's rule.
+/// Promotes by the product's rule and never demotes.
 #[derive(Debug, Clone)]
 pub(crate) struct Sequential(pub(crate) ByHeat);
 
@@ -16,7 +16,7 @@ impl Strategy for Sequential {
         self.0.classifier()
     }
 
-    /// What promotions leave free the kernel sees to.
+    /// The kernel enforces free memory, so the plan ignores it.
     fn plan(&mut self, situation: &Situation<'_>, heats: &[(Pid, &Heat)]) -> Plan {
         Plan {
             demotions: vec![],

@@ -1,26 +1,25 @@
-//! No management: pages stay where they were first put.
+//! No management: pages stay on their first node.
 //!
-//! The oracle is the best placement on the kernel that programs have anyway, with that kernel's page sizes. A system whose
-//! own design puts slow memory into huge pages (`hemem`, `colloid`, `memtis`) may surpass it by what fewer TLB misses in cold
-//! memory are worth.
+//! The oracle is the best placement on an ordinary kernel with that kernel's page sizes. A system that uses huge pages
+//! in slow memory by design (`hemem`, `colloid`, `memtis`) may surpass it, by fewer TLB misses in cold memory.
 
 use super::{Manager, Needs};
 
-/// Nobody.
+/// A manager that does nothing.
 #[derive(Debug)]
 pub(crate) struct Unmanaged {
     keeps_hot_set: bool,
 }
 
 impl Unmanaged {
-    /// Pages lie where first touch puts them.
+    /// Pages stay where first touch puts them.
     pub(crate) fn first_touch() -> Self {
         Self {
             keeps_hot_set: false,
         }
     }
 
-    /// What the program says is hot lies in fast memory from the start: the oracle.
+    /// The oracle: the declared hot set lies in fast memory from the start.
     pub(crate) fn hot_set_first() -> Self {
         Self {
             keeps_hot_set: true,

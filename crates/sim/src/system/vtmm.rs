@@ -1,29 +1,27 @@
 //! vTMM: the hypervisor reads the guest's page tables, and sorts pages by temperature.
 //!
-//! Sha et al., EuroSys 2023. It tracks by the accessed bits of the guest's tables, which the guest hands
-//! over, classifies by a bucket sort, and moves pages by changing the second-level tables. Only the abstract
-//! could be read: a scan a second is assumed, and that temperature is what `xen-history` counts.
+//! Sha et al., EuroSys 2023. It tracks by the accessed bits of the guest's tables, which the guest provides. It
+//! classifies by a bucket sort, and migrates pages through the second-level tables. The only source is the abstract, so
+//! two points are assumed: a scan per second, and a temperature as in `xen-history`.
 //!
 //! # Problem
-//! A hypervisor that scans its own tables has to look at all of them, and forgets all that was cached
-//! from them.
+//! A hypervisor that scans its own tables must read all of them, and flush all their cached translations.
 //!
 //! # Approach
-//! A bit that a walk sets is a store to a page of the guest's tables. Page-modification logging tells the
-//! hypervisor which of them were stored to: only those are read. The log holds 512 pages; when it is full
-//! the CPU exits. In how many of the last 32 scans a page was accessed is its temperature, and the queue
-//! it is in. The hottest queues that fit fast memory are hot; the next one stays where it is; all others
-//! are cold. Hot pages of slow memory are exchanged for cold ones of fast memory, the hottest for the
-//! coldest, until the next scan. Translations are flushed once after a scan (assumed), and once after
-//! moves.
+//! A walk that sets a bit stores to a page of the guest's tables. Page-modification logging reports these stores, so
+//! only modified table pages are read. The log holds 512 pages; when it is full, the CPU exits. A page's temperature is
+//! the number of the last 32 scans in which it was accessed. It also selects the page's queue. The hottest queues that
+//! fit into fast memory are hot. The next queue stays in place, and all others are cold. Hot pages of slow memory are
+//! exchanged for cold pages of fast memory until the next scan, the hottest for the coldest. Translations are flushed
+//! once after a scan (assumed), and once after moves.
 //!
-//! Fast memory is a pool for all VMs. What was not accessed in any of the last scans goes back to the pool
-//! while that is short of memory, so that a VM's part follows what it uses.
+//! Fast memory is a pool for all VMs. While the pool is short, it reclaims pages without recent accesses, so a VM's
+//! part follows its usage.
 //!
-//! Left out: that a page is logged once more if it was written to while it was copied.
+//! Not modelled: a page that was written to during its copy is logged again.
 //!
 //! # Properties
-//! - The hot queues fit, and with the next one they would not.
+//! - The hot queues fit into fast memory; with the next queue they would not.
 
 use std::ops::RangeInclusive;
 
@@ -39,14 +37,14 @@ use crate::machine::radix::{HUGE_BITS, PageSize};
 /// Time between two scans (assumed).
 const SCAN_PS: u64 = 1_000_000_000_000;
 
-/// Entries of a page of tables, and of the log.
+/// Entries per table page, and per log.
 const ENTRIES: u64 = 512;
 const LOGGED: u64 = 512;
 
-/// Temperatures that there are.
+/// The range of temperatures.
 const TEMPERATURES: RangeInclusive<u32> = 0..=32;
 
-/// A page by where it lies.
+/// A page and its position.
 #[derive(Debug, Clone, Copy)]
 struct Page {
     gpa: GuestPhysAddr,
@@ -56,18 +54,18 @@ struct Page {
 /// Pages by temperature.
 type Queues = Vec<Vec<Page>>;
 
-/// The hypervisor's part for one VM.
+/// vTMM's state of one VM.
 #[derive(Debug, Default)]
 pub(crate) struct Vtmm {
-    /// By guest-virtual page from the first mapping on, where a page begins.
+    /// By guest-virtual page from the first mapping on; used where a page begins.
     histories: Vec<History>,
     base: u64,
-    /// What the log holds.
+    /// Number of logged pages.
     logged: u64,
 }
 
 impl Vtmm {
-    /// Reads the pages of the guest's tables that were logged.
+    /// Reads the logged pages of the guest's tables.
     fn scan(&mut self, ctx: &mut Context<'_>) -> Queues {
         let Context {
             guest,
@@ -113,7 +111,7 @@ impl Vtmm {
         queues
     }
 
-    /// Moves pages until this time.
+    /// Migrates pages until `until_ps`.
     fn move_some(queues: &Queues, until_ps: u64, ctx: &mut Context<'_>) {
         let Context {
             hypervisor,
@@ -153,7 +151,7 @@ impl Vtmm {
     }
 }
 
-/// The page of tables that holds the entry of a page.
+/// The table page that holds a page's entry.
 fn table_of(gva: GuestVirtAddr, size: PageSize) -> (PageSize, u64) {
     let bits = match size {
         PageSize::Base => HUGE_BITS,
@@ -162,7 +160,7 @@ fn table_of(gva: GuestVirtAddr, size: PageSize) -> (PageSize, u64) {
     (size, gva.0 >> bits)
 }
 
-/// The coolest of the hot queues: from the hottest down as many as fit.
+/// The coolest hot queue: the hottest queues down to it fit.
 fn border(sizes: &[u64], capacity: u64) -> usize {
     let mut left = capacity;
     let fits = |&queue: &usize| {
@@ -192,7 +190,7 @@ impl Manager for Vtmm {
         now_ps + SCAN_PS
     }
 
-    /// A history for each page, whatever its size; queues are made anew from them.
+    /// A history for each page of any size; queues are rebuilt from them.
     fn memory_overhead(&self, guest: &Guest) -> ByteCount {
         let log = LOGGED * size_of::<u64>() as u64;
         ByteCount(guest.mapped_pages() * size_of::<History>() as u64 + log)

@@ -1,26 +1,25 @@
-//! A hypervisor with a history of accesses for each frame, on page tables that it mirrors.
+//! A hypervisor with an access history for each frame, on shadow page tables.
 //!
-//! Lee, Gupta and Schwan, MSPC 2013 (Georgia Tech); numbers as in the authors' Xen of May 2014. It
-//! tracks by accessed bits in the process's own time, classifies by the ones in a history of 32 bits, and
-//! moves by changing the mirrored tables, so that the guest does not notice.
+//! Lee, Gupta and Schwan, MSPC 2013 (Georgia Tech); constants from the authors' Xen of May 2014. It tracks by accessed
+//! bits in the process's own time, and classifies by the ones in a history of 32 bits. It migrates pages by changing
+//! the shadow tables, unnoticed by the guest.
 //!
 //! # Problem
-//! One bit says that a page was accessed, not how often. How hot is it?
+//! An accessed bit tells whether a page was accessed, but not how often.
 //!
 //! # Approach
-//! Each time the process has run for 100 ms, all bits are taken into histories. A page of slow memory
-//! whose history comes to have 22 ones is listed. In each pass some of the list are promoted, at most
-//! 1,024 pages of 4 KiB: 40 MB a second. Where fast memory is full, a page is demoted that no bit of
-//! its history shows; the authors' code demotes by the time of the last scan, which only stands still
-//! while a process does not run. All translations are flushed once a pass. A guest's store to its page
-//! tables exits, to be mirrored. Memory is slow memory at first.
+//! After every 100 ms of the process's run time, all bits are added to histories. A page of slow memory whose history
+//! reaches 22 ones is listed. Each pass promotes listed pages, at most 1,024 pages of 4 KiB, which is 40 MB a second.
+//! If fast memory is full, a page with an empty history is demoted. (The authors' code demotes by the time of the last
+//! scan, which only stands still while a process does not run.) All translations are flushed once per pass. A guest's
+//! store to its page tables exits, to update the shadow. Memory starts in the slow tier.
 //!
-//! The model walks tables of two dimensions where the authors' machine walked the mirror alone. Second
-//! copies of pages that are only read are left out, as in the authors' code.
+//! The model walks nested tables, where the authors' machine walked the shadow tables only. Second copies of read-only
+//! pages are not modelled, nor are they in the authors' code.
 //!
 //! # Properties
-//! - A history has as many ones as there were accesses in the last 32 scans.
-//! - A page is listed when it comes to have 22 ones, and not again while it has as many.
+//! - A history has as many ones as the last 32 scans have accesses.
+//! - A page is listed when it reaches 22 ones, and not again while it keeps them.
 
 use std::collections::VecDeque;
 
@@ -35,14 +34,14 @@ use crate::machine::radix::PageSize;
 /// Run time between two scans.
 const SCAN_PS: u64 = 100_000_000_000;
 
-/// Ones of a hot page's history.
+/// Number of ones in a hot page's history.
 const HOT: u32 = 22;
 
-/// Real pages of the list that a pass looks at, and those that it moves.
+/// Real pages of the list that a pass examines, and that it moves.
 const LOOKS: u64 = 2048;
 const MOVES: u64 = 1024;
 
-/// Quarters of a page that count for the working set, by the ones in its history (the authors' weights).
+/// Weight of a page in the working set, in quarters, by the ones in its history (the authors' weights).
 fn quarters(ones: u32) -> u64 {
     match ones {
         26.. => 4,
@@ -53,30 +52,30 @@ fn quarters(ones: u32) -> u64 {
     }
 }
 
-/// A page's history: the last scan's bit is the highest.
+/// Access history of a page; the highest bit is the last scan's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct History(u32);
 
 impl History {
-    /// Takes a scan's bit in; true when the page comes to have so many ones.
+    /// Adds the bit of a scan; returns true when the page reaches `hot` ones.
     pub(super) fn push(&mut self, accessed: bool, hot: u32) -> bool {
         let was_hot = self.is_hot(hot);
         self.0 = self.0 >> 1 | u32::from(accessed) << 31;
         !was_hot && self.is_hot(hot)
     }
 
-    /// Whether it has so many ones.
+    /// Whether it has at least `hot` ones.
     fn is_hot(self, hot: u32) -> bool {
         self.ones() >= hot
     }
 
-    /// In how many of the last 32 scans it was accessed.
+    /// Number of the last 32 scans in which it was accessed.
     pub(super) fn ones(self) -> u32 {
         self.0.count_ones()
     }
 }
 
-/// The hypervisor's part for one VM.
+/// The hypervisor's state of one VM.
 #[derive(Debug, Default)]
 pub(crate) struct XenHistory {
     /// By guest-physical page, each of `2^page_bits` bytes.
@@ -84,14 +83,14 @@ pub(crate) struct XenHistory {
     page_bits: u32,
     /// Pages that became hot.
     hot: VecDeque<u32>,
-    /// Where the search for a cold page goes on.
+    /// Position of the search for a cold page.
     hand: usize,
-    /// Real pages that may be moved now.
+    /// Real pages that may move now.
     allowed: u64,
 }
 
 impl XenHistory {
-    /// Takes all pages' bits.
+    /// Clears all accessed bits and updates histories.
     fn scan(&mut self, ctx: &mut Context<'_>) {
         let all = GuestPhysAddr(0)..ctx.guest.end_gpa();
         let page_bits = ctx.backing.tree.page_bits();
@@ -112,10 +111,10 @@ impl XenHistory {
         actor.charge_page(Cause::Track, seen * actor.costs.scan_entry_ps);
     }
 
-    /// Moves what the list and the limits allow.
+    /// Moves listed pages within the limits.
     fn move_some(&mut self, ctx: &mut Context<'_>) {
         let (k, page_bits) = (ctx.actor.k, ctx.backing.tree.page_bits());
-        // A simulated page may stand for more than a pass moves.
+        // A simulated page may stand for more pages than a pass moves.
         self.allowed = (self.allowed + MOVES).min(MOVES.max(1 << k));
         let looks = (LOOKS >> k).max(1).min(self.hot.len() as u64);
         for _ in 0..looks {
@@ -147,7 +146,7 @@ impl XenHistory {
         }
     }
 
-    /// A page of fast memory that was not accessed in all of its history.
+    /// Finds a page of fast memory with an empty history.
     fn find_cold(&mut self, ctx: &mut Context<'_>) -> Option<GuestPhysAddr> {
         let page_bits = ctx.backing.tree.page_bits();
         for _ in 0..self.histories.len() {
@@ -188,7 +187,7 @@ impl Manager for XenHistory {
         self.scan(ctx);
         self.move_some(ctx);
         ctx.actor.invept(1);
-        // Each virtual CPU's time counts.
+        // The run time of each virtual CPU counts.
         began_ps + SCAN_PS / ctx.actor.busy.max(1) as u64
     }
 
@@ -234,7 +233,7 @@ mod tests {
         assert_eq!(system.working_set(), None);
         let ones = |ones: u32| History(u32::MAX.checked_shr(32 - ones).unwrap_or(0));
         system.histories = [0, 1, 13, 22, 32, 32].map(ones).into();
-        // A quarter, three quarters and two whole pages.
+        // A quarter, three quarters, and two whole pages.
         assert_eq!(system.working_set(), Some(ByteCount(3 * 4096)));
         let pages = system.pages_by_ones();
         assert_eq!((pages[0], pages[21], pages[31]), (1, 1, 2));

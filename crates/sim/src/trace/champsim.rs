@@ -1,4 +1,4 @@
-//! ChampSim's traces: a record of 64 bytes for each instruction, not compressed.
+//! ChampSim traces: one uncompressed record of 64 bytes per instruction.
 //!
 //! Instruction pointer (8 bytes), is-branch, branch-taken, two destination and four source
 //! registers (1 byte each), then the addresses of two destinations and four sources in memory
@@ -17,11 +17,10 @@ const STORES_AT: usize = 16;
 const LOADS_AT: usize = 32;
 const RECORDS_AT_ONCE: usize = 1024;
 
-/// Reads a trace of ChampSim to its end; `found` gets what happened, in order: an instruction,
-/// what it loaded, what it stored.
+/// Reads a ChampSim trace to its end. `found` receives events in order: an instruction, its loads, its stores.
 ///
 /// # Errors
-/// When `source` fails, `found` does, or the trace ends within a record.
+/// When `source` or `found` fails, or the trace ends within a record.
 pub fn champsim(
     mut source: impl Read,
     path: &Path,
@@ -59,7 +58,7 @@ pub fn champsim(
     }
 }
 
-/// The addresses that are there.
+/// The addresses that are present.
 fn addresses(bytes: &[u8]) -> impl Iterator<Item = GuestVirtAddr> {
     let addresses = bytes.chunks_exact(8).map(|word| {
         let word = word.iter().rev();

@@ -1,4 +1,4 @@
-//! The payload of a frame: accesses as differences to one of four remembered words.
+//! Payload of a frame: accesses as differences to one of four remembered words.
 
 use demeter_policy::GuestVirtAddr;
 
@@ -6,29 +6,28 @@ use crate::Access;
 
 const SLOTS: usize = 4;
 const WORD_SHIFT: u32 = 3;
-/// Word addresses have this many bits: 57 of a byte address, less those of the byte in a word.
+/// Bits of a word address: 57 of a byte address, without those of the byte in a word.
 const WORD_BITS: u32 = 57 - WORD_SHIFT;
 
 const STORE: u8 = 1;
 const SLOT_SHIFT: u32 = 1;
 const FIRST_SHIFT: u32 = 3;
-/// Bits of the difference in the first byte and in each that follows.
+/// Bits of the difference in the first byte and in each later byte.
 const FIRST_BITS: u32 = 4;
 const NEXT_BITS: u32 = 7;
 const MORE: u8 = 0x80;
 
-/// A difference beyond this is a jump: it replaces the word that was used longest ago, and the
-/// streams that go on keep theirs.
+/// A larger difference is a jump: it replaces the least recently used word, so that active streams keep theirs.
 const NEAR: u64 = 1 << (FIRST_BITS + NEXT_BITS - 1);
 
-/// Most bytes of an access: 4 + 8 x 7 bits hold a difference of 54 bits and its sign.
+/// Maximum bytes of an access: 4 + 8 x 7 bits hold a difference of 54 bits and its sign.
 pub(super) const ACCESS_BYTES_MAX: usize = 9;
 
-/// Codes the accesses of a frame.
+/// Encoder for the accesses of a frame.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Encoder {
     words: [u64; SLOTS],
-    /// When each word was used last, in accesses.
+    /// Time of each word's last use, in accesses.
     used: [u32; SLOTS],
     count: u32,
     bytes: Vec<u8>,
@@ -63,7 +62,7 @@ impl Encoder {
         self.bytes.push(byte);
     }
 
-    /// Accesses since the frame began.
+    /// Number of accesses in the frame.
     pub(super) fn count(&self) -> u32 {
         self.count
     }
@@ -73,7 +72,7 @@ impl Encoder {
         &self.bytes
     }
 
-    /// Begins a new frame.
+    /// Starts a new frame.
     pub(super) fn clear(&mut self) {
         self.words = [0; SLOTS];
         self.used = [0; SLOTS];
@@ -82,7 +81,7 @@ impl Encoder {
     }
 }
 
-/// Decodes exactly `count` accesses that fill `bytes`; `None` when they are something else.
+/// Decodes exactly `count` accesses that fill `bytes`; `None` for any other content.
 pub(super) fn decode(bytes: &[u8], count: usize, out: &mut Vec<Access>) -> Option<()> {
     out.clear();
     let mut words = [0u64; SLOTS];

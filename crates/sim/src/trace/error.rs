@@ -1,29 +1,29 @@
-//! Why a trace cannot be read or written.
+//! Errors of reading and writing traces.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why a trace cannot be used.
+/// An error of a trace.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The system refused.
+    /// An I/O error.
     #[error("cannot {verb} {}: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// The operation.
         verb: &'static str,
-        /// On which file.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The content is wrong.
+    /// Invalid content.
     #[error("{} at byte {offset}: {fault}", path.display())]
     Content {
         /// The file.
         path: PathBuf,
-        /// Where in it, bytes from the start; after decompression, if it is compressed.
+        /// Offset from the start, in bytes; after decompression for compressed files.
         offset: u64,
-        /// What is wrong there.
+        /// The fault.
         fault: Fault,
     },
     /// The program touched more memory than a trace can describe.
@@ -32,13 +32,13 @@ pub enum Error {
         /// The limit.
         blocks: usize,
     },
-    /// A program that was not recorded.
+    /// A program without a recording.
     #[error(
         "the simulator runs no programs: record one with `demeter trace record` and name the file in \
          workload.trace, or use --on lab"
     )]
     NotRecorded,
-    /// Nothing to keep.
+    /// A trace without accesses.
     #[error("{}: no access to memory in it", path.display())]
     Empty {
         /// The source.
@@ -46,48 +46,48 @@ pub enum Error {
     },
 }
 
-/// What is wrong in a trace.
+/// A fault in the content of a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
-    /// It is something else.
-    #[error("this is no trace; make one with `demeter trace record` or `demeter trace convert`")]
+    /// The file is not a trace.
+    #[error("this is not a trace; make one with `demeter trace record` or `demeter trace convert`")]
     Magic,
-    /// A later format.
+    /// The format version is newer than this program.
     #[error("format version {0}, but this demeter reads only {version}", version = super::VERSION)]
     Version(u16),
-    /// A number in the header is out of bounds.
+    /// A number is out of bounds.
     #[error("{0} is out of bounds")]
     Bounds(&'static str),
-    /// Regions overlap or are not in order.
-    #[error("regions are not in order of their addresses")]
+    /// Regions overlap or are out of order.
+    #[error("regions are not in address order")]
     Order,
-    /// Bytes changed.
-    #[error("the checksum does not fit: the file was damaged")]
+    /// A checksum does not match.
+    #[error("the checksum does not match: the file is damaged")]
     Checksum,
-    /// It ends before its end.
+    /// The file is truncated.
     #[error("the file ends early: it was cut off")]
     Truncated,
-    /// Bytes behind the end.
+    /// Bytes follow the last frame.
     #[error("bytes follow the last frame")]
     Trailing,
-    /// The last frame counts other accesses than there were.
+    /// The count in the last frame is wrong.
     #[error("the last frame counts {said} accesses, but there were {seen}")]
     Count {
-        /// What the last frame says.
+        /// Count in the last frame.
         said: u64,
-        /// What was read.
+        /// Number of accesses read.
         seen: u64,
     },
-    /// A payload codes something else than its frame says.
-    #[error("a payload does not code the accesses that its frame announces")]
+    /// A payload does not match its frame header.
+    #[error("a payload does not match its frame header")]
     Payload,
-    /// An access that no region holds.
-    #[error("an access to {0:#x}, which lies in no region")]
+    /// An access outside all regions.
+    #[error("an access to {0:#x}, outside all regions")]
     Stray(u64),
-    /// It is not the file that it was a moment ago.
+    /// The file was modified during reading.
     #[error("the file changed while it was read")]
     Changed,
-    /// A line of text that is not lackey's.
+    /// A line that lackey does not print.
     #[error("not a line of `valgrind --tool=lackey --trace-mem=yes`")]
     Line,
 }

@@ -1,4 +1,4 @@
-//! Which memory a recorded program touched, as regions.
+//! Memory footprint of a recorded program, as regions.
 
 use std::collections::BTreeMap;
 
@@ -6,10 +6,10 @@ use demeter_policy::{BLOCK_SIZE, GuestVirtAddr, PAGE_SIZE};
 
 use super::format::{REGIONS_MAX, Span};
 
-/// Most blocks that are told apart: 8 TiB if they are dense.
+/// Maximum number of distinct blocks: 8 TiB if they are dense.
 pub(super) const BLOCKS_MAX: usize = 1 << 22;
 
-/// Accesses go to few blocks at a time: these need no look into the tree.
+/// Cache of recent blocks, which avoids most tree look-ups.
 const RECENT: usize = 64;
 
 /// The touched part of each block of 2 MiB.
@@ -34,7 +34,7 @@ impl Footprint {
         }
     }
 
-    /// Takes note of an access; false when there are too many blocks.
+    /// Records an access; false if there are too many blocks.
     pub(super) fn add(&mut self, gva: GuestVirtAddr) -> bool {
         let (block, page) = (gva.0 / BLOCK_SIZE, gva.0 / PAGE_SIZE);
         let recent = &mut self.recent[block as usize % RECENT];
@@ -51,8 +51,8 @@ impl Footprint {
         self.blocks.len() <= BLOCKS_MAX
     }
 
-    /// The regions, by address: touched memory with gaps of less than a block or, where that
-    /// would be too many, with larger ones.
+    /// The regions in address order. Gaps within a region are less than a block, or larger if there would be too many
+    /// regions.
     pub(super) fn regions(&self) -> Vec<Span> {
         let mut gap_max = BLOCK_SIZE / PAGE_SIZE;
         loop {
@@ -100,7 +100,7 @@ mod tests {
                 let holds = |s: &Span| addr.wrapping_sub(s.base.0) < s.bytes;
                 prop_assert!(regions.iter().any(holds));
             }
-            // Nothing beyond the pages at the ends.
+            // No page outside the outermost pages.
             for span in regions {
                 let end = span.base.0 + span.bytes;
                 prop_assert!(addrs.iter().any(|a| a / PAGE_SIZE == span.base.0 / PAGE_SIZE));

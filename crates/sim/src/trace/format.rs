@@ -1,10 +1,10 @@
-//! Header and frame headers, as bytes.
+//! Binary encoding of the header and frame headers.
 
 use demeter_policy::GuestVirtAddr;
 
 use super::error::Fault;
 
-/// The version of the format that is written and read.
+/// The version of the format.
 pub const VERSION: u16 = 1;
 
 const MAGIC: &[u8; 8] = b"demtrace";
@@ -14,24 +14,24 @@ pub(super) const PREFIX_BYTES: usize = 16;
 const SPAN_BYTES: usize = 16;
 const CHECKSUM_BYTES: usize = 4;
 pub(super) const FRAME_HEADER_BYTES: usize = 20;
-/// The thread of the last frame.
+/// Thread number of the last frame.
 pub(super) const LAST: u16 = u16::MAX;
 
-/// A region that the recorded program touched.
+/// A region that the recorded program accessed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
-    /// Where it began in the recorded program.
+    /// Its start in the recorded program.
     pub base: GuestVirtAddr,
     /// Its length, bytes.
     pub bytes: u64,
 }
 
-/// What a trace says of itself.
+/// The header of a trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Header {
-    /// How many threads were recorded, 1 to 1024.
+    /// Number of recorded threads, 1 to 1024.
     pub threads: u16,
-    /// The regions that they touched, by address, at least one.
+    /// The accessed regions in address order, at least one.
     pub regions: Vec<Span>,
 }
 
@@ -49,7 +49,7 @@ impl Header {
         bytes
     }
 
-    /// How many bytes follow the prefix, up to the first frame.
+    /// Number of bytes from the prefix to the first frame.
     pub(super) fn rest_bytes(prefix: &[u8; PREFIX_BYTES]) -> Result<usize, Fault> {
         if &prefix[..8] != MAGIC {
             return Err(Fault::Magic);
@@ -68,7 +68,7 @@ impl Header {
         Ok(regions * SPAN_BYTES + CHECKSUM_BYTES)
     }
 
-    /// The header of these bytes, the second part as long as [`Self::rest_bytes`] says.
+    /// Parses the header. The second part has [`Self::rest_bytes`] bytes.
     pub(super) fn parse(prefix: &[u8; PREFIX_BYTES], rest: &[u8]) -> Result<Self, Fault> {
         let (spans, sum) = rest.split_at(rest.len() - CHECKSUM_BYTES);
         if !cfg!(fuzzing) && u32_at(sum, 0) != checksum([prefix, spans]) {
@@ -96,7 +96,7 @@ impl Header {
         })
     }
 
-    /// The region that holds `gva`, by its index.
+    /// Index of the region that holds `gva`.
     pub(super) fn region_of(&self, gva: GuestVirtAddr) -> Option<usize> {
         let index = self.regions.partition_point(|span| span.base <= gva);
         let span = self.regions.get(index.checked_sub(1)?)?;
@@ -104,7 +104,7 @@ impl Header {
     }
 }
 
-/// The numbers before a frame's payload.
+/// The header of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FrameHeader {
     pub(super) thread: u16,
@@ -147,7 +147,7 @@ impl FrameHeader {
         }
     }
 
-    /// Whether this header and `payload` are what was written.
+    /// Whether the checksum matches this header and `payload`.
     pub(super) fn fits(&self, payload: &[u8]) -> bool {
         // A fuzzer would never get past a checksum.
         cfg!(fuzzing) || self.checksum == self.sum(payload)
@@ -170,7 +170,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
 }
 
-/// CRC-32 of the parts, one after the other.
+/// CRC-32 of the concatenated parts.
 fn checksum(parts: [&[u8]; 2]) -> u32 {
     let mut crc = crc32fast::Hasher::new();
     parts.iter().for_each(|part| crc.update(part));

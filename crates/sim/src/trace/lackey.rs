@@ -1,8 +1,8 @@
-//! What `valgrind --tool=lackey --trace-mem=yes` prints: a line for each instruction and access.
+//! Output of `valgrind --tool=lackey --trace-mem=yes`: a line per instruction and access.
 //!
-//! `I  04016b80,3` ran an instruction, ` L 1ffeffe7e,8` loaded, ` S ...` stored, ` M ...` loaded
-//! and stored; address in hexadecimal, then the size. Lines that begin with `==` are valgrind's
-//! own. Lackey does not say which thread it was: all are one.
+//! `I  04016b80,3` is an instruction, ` L 1ffeffe7e,8` a load, ` S ...` a store, ` M ...` a load and a store. Each line
+//! has a hexadecimal address and a size. Lines that begin with `==` come from valgrind. Lackey does not print threads,
+//! so all events belong to one.
 
 use std::io::{self, BufRead};
 use std::path::Path;
@@ -12,13 +12,13 @@ use demeter_policy::GuestVirtAddr;
 use super::{Error, Event, Fault};
 use crate::Access;
 
-/// Longest line that can be one of lackey's, bytes.
+/// Maximum length of a lackey line, bytes.
 const LINE_MAX: u64 = 4096;
 
-/// Reads lackey's output to its end; `found` gets what happened, in order.
+/// Reads lackey's output to its end. `found` receives events in order.
 ///
 /// # Errors
-/// When `source` fails, `found` does, or a line is not lackey's: with its offset.
+/// When `source` or `found` fails, or a line is invalid; the error has its offset.
 pub fn lackey(
     mut source: impl BufRead,
     path: &Path,

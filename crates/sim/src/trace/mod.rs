@@ -23,12 +23,11 @@
 //! | checksum of the above and the payload | 4 |
 //! | payload | as said |
 //!
-//! The last frame has thread 65,535, no access, no payload, and for instructions the number of all
-//! accesses in the file: without it the file was cut off.
+//! The last frame has thread 65,535, no access and no payload. Its instruction field holds the number of all accesses
+//! in the file. A file without it was truncated.
 //!
-//! A payload codes word addresses (byte address / 8; which byte of a word was touched is not
-//! kept). The coder remembers four words, 0 at a frame's start. An access is the difference to one
-//! of them, which it then replaces:
+//! A payload encodes word addresses (byte address / 8; the byte within a word is dropped). The coder remembers four
+//! words, 0 at a frame's start. An access is the difference to one of these words, which it then replaces:
 //!
 //! | bits of the first byte | meaning |
 //! |---|---|
@@ -57,11 +56,11 @@ pub use lackey::lackey;
 pub use reader::{Frame, FramePlace, Reader};
 pub use writer::{Writer, Written};
 
-/// Something that a recorded thread did.
+/// An event of a recorded thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// It ran this many instructions.
+    /// A number of instructions.
     Instructions(u64),
-    /// It touched memory.
+    /// A memory access.
     Access(crate::Access),
 }

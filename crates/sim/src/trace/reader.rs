@@ -1,4 +1,4 @@
-//! Reading a trace frame by frame. Total: whatever the bytes are, there is a frame or an error.
+//! Frame-by-frame trace reader. Any input yields a frame or an error.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
@@ -12,21 +12,21 @@ use crate::Access;
 /// The next accesses of one thread.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Frame {
-    /// Which thread, from 0.
+    /// Thread number, from 0.
     pub thread: u16,
-    /// Instructions that it ran meanwhile; 0 if not known.
+    /// Instructions executed meanwhile; 0 if unknown.
     pub instructions: u64,
-    /// What it touched, in order, each in one of the header's regions.
+    /// Its accesses in order, each in one of the header's regions.
     pub accesses: Vec<Access>,
 }
 
-/// Where a frame lies in its file.
+/// Position of a frame in its file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FramePlace {
     offset: u64,
 }
 
-/// A trace that is read from its start to its end.
+/// A sequential trace reader.
 #[derive(Debug)]
 pub struct Reader<R> {
     path: PathBuf,
@@ -43,7 +43,7 @@ impl Reader<BufReader<File>> {
     /// Opens a trace file and reads its header.
     ///
     /// # Errors
-    /// When it cannot be read, or has no header of this format.
+    /// When the file cannot be read, or does not begin with a valid header.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let file = File::open(path).map_err(Error::io("open", path))?;
         Self::new(BufReader::new(file), path)
@@ -51,10 +51,10 @@ impl Reader<BufReader<File>> {
 }
 
 impl<R: Read> Reader<R> {
-    /// Reads the header from `source`, which messages call `path`.
+    /// Reads the header from `source`; errors name `path`.
     ///
     /// # Errors
-    /// When `source` fails, or begins with no header of this format.
+    /// When `source` fails, or does not begin with a valid header.
     pub fn new(mut source: R, path: &Path) -> Result<Self, Error> {
         let mut prefix = [0; PREFIX_BYTES];
         let read = fill(&mut source, &mut prefix).map_err(Error::io("read", path))?;
@@ -86,7 +86,7 @@ impl<R: Read> Reader<R> {
         })
     }
 
-    /// What the trace says of itself.
+    /// The trace's header.
     pub fn header(&self) -> &Header {
         &self.header
     }
@@ -94,8 +94,7 @@ impl<R: Read> Reader<R> {
     /// Reads the next frame into `frame`; `None` after the last.
     ///
     /// # Errors
-    /// When the source fails, or its bytes are not what a trace has there. Afterwards the reader
-    /// is at no frame's start.
+    /// When the source fails, or its content is invalid. The reader is then not at a frame boundary.
     pub fn next_frame(&mut self, frame: &mut Frame) -> Result<Option<FramePlace>, Error> {
         if self.ended {
             return Ok(None);
@@ -124,7 +123,7 @@ impl<R: Read> Reader<R> {
             self.ended = true;
             return Ok(None);
         }
-        // Bounds before a buffer of that size is made.
+        // Check bounds before allocating a buffer.
         if header.thread >= self.header.threads {
             return Err(at_place(Fault::Bounds("a frame's thread")));
         }
@@ -154,7 +153,7 @@ impl<R: Read> Reader<R> {
         Ok(Some(place))
     }
 
-    /// The first access that lies in no region.
+    /// The first access outside all regions.
     fn first_stray(&self, accesses: &[Access]) -> Option<Access> {
         let mut region = 0;
         accesses.iter().copied().find(|access| {
@@ -174,10 +173,10 @@ impl<R: Read> Reader<R> {
 }
 
 impl<R: Read + Seek> Reader<R> {
-    /// Reads the frame at `place`, where [`Self::next_frame`] found one before.
+    /// Reads a frame again, at a `place` from [`Self::next_frame`].
     ///
     /// # Errors
-    /// When the source fails, or holds another frame there now.
+    /// When the source fails, or now holds another frame there.
     pub fn frame_at(&mut self, place: FramePlace, frame: &mut Frame) -> Result<(), Error> {
         self.source
             .seek(SeekFrom::Start(place.offset))
@@ -191,7 +190,7 @@ impl<R: Read + Seek> Reader<R> {
     }
 }
 
-/// Fills `bytes` from `source` as far as it goes; says how far.
+/// Reads into `bytes` until it is full or `source` ends; returns the number of bytes.
 fn fill(source: &mut impl Read, bytes: &mut [u8]) -> io::Result<usize> {
     let mut filled = 0;
     while filled < bytes.len() {
@@ -205,7 +204,7 @@ fn fill(source: &mut impl Read, bytes: &mut [u8]) -> io::Result<usize> {
     Ok(filled)
 }
 
-/// Fills all of `bytes`, or says where the source ended.
+/// Fills all of `bytes`; an early end is an error with its offset.
 fn fill_all(
     source: &mut impl Read,
     bytes: &mut [u8],

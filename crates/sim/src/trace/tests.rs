@@ -1,4 +1,4 @@
-//! What is written is read again; whatever else the bytes are, there is an error with an offset.
+//! Round trips, and errors with an offset for any other bytes.
 
 use std::io::Cursor;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use super::*;
 use crate::workload::Workload;
 use crate::{Access, Batch, Program};
 
-/// Accesses of some threads: near one another, and jumps.
+/// Accesses of several threads, with near and far differences.
 fn accesses() -> impl Strategy<Value = Vec<(u32, Access)>> {
     let addr = prop_oneof![
         4 => 0x7000_0000u64..0x7001_0000,
@@ -46,7 +46,7 @@ fn file(accesses: &[(u32, Access)]) -> (TempDir, PathBuf) {
     (dir, path)
 }
 
-/// Reads all frames, or says why not.
+/// Reads all frames or returns the error.
 fn read(bytes: &[u8]) -> Result<Vec<Frame>, Error> {
     let mut reader = Reader::new(bytes, Path::new("t"))?;
     let mut frames = Vec::new();
@@ -64,7 +64,7 @@ proptest! {
         let bytes = std::fs::read(&path).unwrap();
         let frames = read(&bytes).unwrap();
         for frame in &frames {
-            // Which thread it was tells its first access, or another frame's is the same.
+            // The frame equals the accesses of one thread.
             let own = (0..4).any(|thread| {
                 let of = accesses.iter().filter(|(t, _)| *t == thread);
                 of.map(|(_, access)| *access).collect::<Vec<_>>() == frame.accesses
@@ -74,7 +74,7 @@ proptest! {
         }
         let count: usize = frames.iter().map(|frame| frame.accesses.len()).sum();
         prop_assert_eq!(count, accesses.len());
-        // The trace, and no temporary file.
+        // The trace, without temporary files.
         prop_assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
@@ -107,7 +107,7 @@ proptest! {
         let (_dir, path) = file(&accesses);
         let kind = Kind::Trace(Trace { file: path });
         let mut program = Workload::new(&kind, 1, 0).unwrap();
-        // Each region as far from the last as its size asks.
+        // Regions are spaced by their size.
         let mut base = 1u64 << 20;
         let bases: Vec<GuestVirtAddr> = program.regions().iter().map(|region| {
             let at = base;
@@ -122,7 +122,7 @@ proptest! {
                 program.next(thread, 0, &mut batch);
                 replayed.extend_from_slice(batch.accesses());
             }
-            // The same kinds and the same distances, twice around.
+            // Kinds and page offsets repeat the recording, twice.
             let own = (0..4).any(|number| {
                 let of: Vec<Access> =
                     accesses.iter().filter(|(t, _)| *t == number).map(|(_, a)| *a).collect();
@@ -157,7 +157,7 @@ fn streams_cost_a_byte_and_jumps_few() {
         written.file_bytes as f64 / accesses.len() as f64
     };
     assert!(bytes_each((0..100_000).map(stream).collect()) < 1.02);
-    // Random updates in 16 GiB: the store follows its load.
+    // Random updates in 16 GiB: each store follows its load.
     let random = bytes_each((0..100_000).map(update).collect());
     assert!(random < 3.3, "{random}");
 }

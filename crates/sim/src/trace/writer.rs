@@ -1,4 +1,4 @@
-//! Writing a trace: whole or not at all.
+//! Trace writer: the file is complete or absent.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -12,20 +12,20 @@ use super::error::{Error, Fault};
 use super::footprint::{BLOCKS_MAX, Footprint};
 use super::format::{FrameHeader, Header, LAST, THREADS_MAX};
 
-/// Accesses in a full frame: large enough that its header and first jumps do not count.
+/// Accesses in a full frame: enough to make its header and first jumps negligible.
 const FRAME_ACCESSES: u32 = 8192;
 
-/// A trace that is being made.
+/// A trace under construction.
 ///
-/// Frames go to a temporary file beside the final one, because the header comes first but is known
-/// last; [`Writer::finish`] puts both together. Nothing is left behind if that is not reached.
+/// Frames go to a temporary file beside the final one, because the header comes first but is known last.
+/// [`Writer::finish`] joins both. If it is not reached, no file remains.
 #[derive(Debug)]
 pub struct Writer {
     path: PathBuf,
     frames: BufWriter<File>,
-    /// By the recorder's number for a thread.
+    /// By the recorder's thread number.
     threads: BTreeMap<u32, Thread>,
-    /// Threads that have a frame.
+    /// Number of threads with a frame.
     framed: u16,
     footprint: Footprint,
     accesses: u64,
@@ -33,13 +33,13 @@ pub struct Writer {
 
 #[derive(Debug, Default)]
 struct Thread {
-    /// Its number in the trace, from its first frame on.
+    /// Its number in the trace, assigned with its first frame.
     id: Option<u16>,
     encoder: Encoder,
     instructions: u64,
 }
 
-/// What a finished trace holds.
+/// Summary of a finished trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Written {
     /// Accesses.
@@ -51,10 +51,10 @@ pub struct Written {
 }
 
 impl Writer {
-    /// Begins a trace that is to become the file `path`.
+    /// Starts a trace for the file `path`.
     ///
     /// # Errors
-    /// When nothing can be written in that folder.
+    /// When the folder is not writable.
     pub fn create(path: &Path) -> Result<Self, Error> {
         let frames = tempfile::tempfile_in(folder(path)).map_err(Error::io("write", path))?;
         Ok(Self {
@@ -72,10 +72,10 @@ impl Writer {
         self.accesses
     }
 
-    /// Appends what `thread` (any number that tells threads apart) did next.
+    /// Appends the next events of `thread` (any number that identifies it).
     ///
     /// # Errors
-    /// When the disk is full, or the program has too many threads or too scattered memory.
+    /// When the disk is full, or the program has too many threads or touches too many blocks.
     pub fn push(
         &mut self,
         thread: u32,
@@ -111,7 +111,7 @@ impl Writer {
     /// Completes the file.
     ///
     /// # Errors
-    /// When the disk is full, or no memory was touched. There is no new file then.
+    /// When the disk is full, or there is no access. No file is created then.
     pub fn finish(mut self) -> Result<Written, Error> {
         if self.accesses == 0 {
             return Err(Error::Empty { path: self.path });
@@ -151,13 +151,13 @@ impl Writer {
 }
 
 impl Thread {
-    /// Writes what there is as a frame; `framed` numbers the threads that have one.
+    /// Writes the buffered accesses as a frame; `framed` counts the threads with a frame.
     fn flush(&mut self, frames: &mut impl Write, framed: &mut u16) -> io::Result<()> {
         if self.encoder.count() == 0 {
             return Ok(());
         }
         let payload = self.encoder.bytes();
-        // At most FRAME_ACCESSES, which 16 bits hold.
+        // At most FRAME_ACCESSES, which fits into 16 bits.
         let accesses = self.encoder.count() as u16;
         let id = *self.id.get_or_insert_with(|| {
             *framed += 1;

@@ -1,4 +1,4 @@
-//! What comes between slices when it is due: timer ticks, context switches, the manager's turns.
+//! Events between slices: timer ticks, context switches, the manager's turns.
 
 use super::{Host, Vm, wait_until};
 use crate::error::SimError;
@@ -7,14 +7,14 @@ use crate::machine::ledger::Cause;
 use crate::program::Program;
 use crate::system::NEVER_PS;
 
-/// Time between two context switches of a busy virtual CPU: the ten wakes a second that a quiet
-/// system's own threads need at the least.
+/// Time between two context switches of a busy virtual CPU: ten wakes a second, the least that a quiet system's own
+/// threads need.
 pub(super) const SWITCH_PS: u64 = 100_000_000_000;
 
 /// Time between two wakes of a sampling thread.
 pub(super) const WORKER_PS: u64 = 2_000_000_000;
 
-/// When the events of a virtual CPU are due.
+/// Due times of a virtual CPU's events.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Due {
     pub(super) tick_ps: u64,
@@ -54,14 +54,14 @@ impl<P: Program> Vm<P> {
         Ok(())
     }
 
-    /// The reclaiming thread's turn: where nothing else runs, or beside the program on `on`.
+    /// Runs the reclaim thread, on an idle virtual CPU if there is one, or beside the program on `on`.
     fn run_reclaimer(&mut self, on: usize, now_ps: u64, host: &mut Host) -> Result<(), SimError> {
         let Some(woken_ps) = self.manager.reclaim_since_ps(now_ps) else {
             return Ok(());
         };
         let idle = self.idle_at(woken_ps);
         if idle.is_some_and(|idle| self.hardware.vcpus[idle].clock_ps > now_ps) {
-            // It is still at what it was given to do.
+            // Its previous work is not done yet.
             return Ok(());
         }
         let on = idle.unwrap_or(on);
@@ -70,8 +70,7 @@ impl<P: Program> Vm<P> {
         self.back_what_was_written(on, host)
     }
 
-    /// What the guest's kernel has copied to is backed, at the expense of the virtual CPU on
-    /// which it did.
+    /// Backs pages that the guest's kernel copied to, and charges the virtual CPU that copied them.
     pub(super) fn back_what_was_written(
         &mut self,
         on: usize,
@@ -87,7 +86,7 @@ impl<P: Program> Vm<P> {
         Ok(())
     }
 
-    /// The manager's turn, an epoch or a scan: where nothing else runs, or beside the program on `on`.
+    /// Runs the manager's epoch or scan, on an idle virtual CPU if there is one, or beside the program on `on`.
     fn run_manager(&mut self, on: usize, now_ps: u64, host: &mut Host) -> Result<(), SimError> {
         let on = self.idle_at(now_ps).unwrap_or(on);
         let (manager, mut ctx) = self.manager_on(on, host);
@@ -95,13 +94,13 @@ impl<P: Program> Vm<P> {
         if let Some(fault) = manager.fault() {
             return Err(fault);
         }
-        // What took longer than its period is not made up for.
+        // If a turn took longer than its period, the missed turns are skipped.
         let after_ps = self.hardware.vcpus[on].clock_ps;
         self.manager_due_ps = due_ps.max(after_ps);
         self.back_what_was_written(on, host)
     }
 
-    /// A pass of the kernel's thread that makes huge pages, likewise.
+    /// Runs a pass of khugepaged, on an idle virtual CPU if there is one.
     fn run_khugepaged(&mut self, on: usize, now_ps: u64, host: &mut Host) -> Result<(), SimError> {
         let on = self.idle_at(now_ps).unwrap_or(on);
         let (_, mut ctx) = self.manager_on(on, host);
@@ -110,7 +109,7 @@ impl<P: Program> Vm<P> {
         self.back_what_was_written(on, host)
     }
 
-    /// The sampling thread's turn, likewise.
+    /// Runs the sampling thread, on an idle virtual CPU if there is one.
     fn run_worker(&mut self, on: usize, now_ps: u64, host: &mut Host) {
         let on = self.idle_at(now_ps).unwrap_or(on);
         let began_ps = self.hardware.vcpus[on].clock_ps;
@@ -126,7 +125,7 @@ impl<P: Program> Vm<P> {
         }
     }
 
-    /// A virtual CPU that has nothing else to do, which waited until `now_ps`.
+    /// An idle virtual CPU, advanced to `now_ps`.
     fn idle_at(&mut self, now_ps: u64) -> Option<usize> {
         let last = self.hardware.vcpus.len() - 1;
         (last >= self.busy).then(|| {
@@ -135,7 +134,7 @@ impl<P: Program> Vm<P> {
         })
     }
 
-    /// Empties a virtual CPU's sampling buffer, at the expense of another or the same.
+    /// Drains a virtual CPU's sampling buffer and charges the time to `on`.
     pub(super) fn drain(&mut self, vcpu: usize, on: usize) {
         let sampler = &mut self.hardware.vcpus[vcpu].sampler;
         let ps = sampler.waiting() as u64 * self.hardware.costs.record_drain_ps;
@@ -144,7 +143,7 @@ impl<P: Program> Vm<P> {
     }
 }
 
-/// How often an event was due since it last was, now that it is `now_ps`; sets when it is next.
+/// Number of periods that have elapsed by `now_ps`; advances the due time.
 fn overdue(due_ps: &mut u64, period_ps: u64, now_ps: u64) -> u64 {
     if now_ps < *due_ps {
         return 0;

@@ -1,4 +1,4 @@
-//! Several VMs sample at once, on cores that they share: each manager hears of its own VM alone.
+//! Tests that VMs which sample on shared cores see only their own samples.
 
 use std::sync::{Arc, Mutex};
 
@@ -11,11 +11,10 @@ use crate::program::{Access, Batch, Program, Region};
 use crate::setup::Setup;
 use crate::system::{Manager, build};
 
-/// Memory of each program. All have the same addresses.
+/// Memory of each program. All programs use equal addresses.
 const BYTES: u64 = 8 * MIB;
 
-/// Touches every page at first, and then those pages alone whose number leaves `own` when it is divided
-/// by `all`.
+/// A program that first touches every page, and then only pages whose number is `own` modulo `all`.
 struct Stripe {
     own: u64,
     all: u64,
@@ -71,7 +70,7 @@ impl Program for Stripe {
     }
 }
 
-/// Writes down what it is told.
+/// A manager that stores its samples.
 #[derive(Debug)]
 struct Listener {
     period: u64,
@@ -125,8 +124,8 @@ fn setup(vms: u64, cores: u32) -> Setup {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
-    /// Some VMs sample, each with its own period, and some do not; cores change hands in the middle of a
-    /// period, with records in the buffer.
+    /// Some VMs sample, each with its own period, and some do not. Cores change hands within periods, with records in
+    /// the buffer.
     #[test]
     fn no_record_reaches_another_vm(
         periods in prop::collection::vec(prop::option::of(1u64..3000), 2..5),
@@ -147,7 +146,7 @@ proptest! {
             }
         }
         world.start(false).unwrap();
-        // Buffers are emptied at context switches, ten times a second.
+        // Context switches drain the buffers ten times a second.
         world.run_until(200_000_000_000).unwrap();
         for (own, (vm, heard)) in world.vms.iter().zip(&all_heard).enumerate() {
             let heard = heard.lock().unwrap();

@@ -1,4 +1,4 @@
-//! What a virtual CPU does of its thread's accesses at a time, and the faults on the way.
+//! Slices of a thread's accesses on a virtual CPU, and their faults.
 
 use demeter_policy::GuestVirtAddr;
 
@@ -12,36 +12,35 @@ use crate::machine::radix::PageSize;
 use crate::machine::walk::Fault;
 use crate::program::{BATCH, Batch, Program};
 
-/// The least accesses in a slice, but where each is a fault.
+/// Minimum number of accesses in a slice, unless each access faults.
 const SLICE_MIN: usize = 32;
 
-/// The most computation in a slice, beyond that of one access: nothing that is due has to wait longer.
+/// Maximum computation in a slice beyond that of one access, so that events are never late by more.
 const COMPUTE_MAX_PS: u64 = 10_000_000_000;
 
-/// Faults in a row on one access: not present, its tables, its second-level tables, a hint, and
-/// as many again for a move in between. More is an error of ours.
+/// Maximum number of successive faults on one access. A page fault, its tables, its second-level tables and a hint may
+/// each fault, and again after a migration. More than this is a bug.
 const FAULTS_MAX: u32 = 64;
 
 /// A thread of the program.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Thread {
     batch: Batch,
-    /// Accesses of the batch that are done.
+    /// Number of completed accesses of the batch.
     done: usize,
-    /// Marked ends of operations that are behind.
+    /// Number of completed operation marks.
     ended: usize,
     pub(super) operation: Operation,
 }
 
 impl Thread {
-    /// Operations of the batch that are done, as many as there are accesses done of all.
+    /// Completed operations of the batch, in proportion to its completed accesses.
     fn operations(&self) -> u64 {
         let (done, all) = (self.done as u64, self.batch.accesses().len() as u64);
         u64::from(self.batch.ops) * done / all.max(1)
     }
 
-    /// Accesses of the batch whose computation takes no longer than `most_ps`, at least one, when that of each operation
-    /// takes `op_ps`.
+    /// Accesses of the batch whose computation fits into `most_ps`, at least one. Each operation computes for `op_ps`.
     fn accesses_within(&self, most_ps: u64, op_ps: u64) -> usize {
         let all_ps = u64::from(self.batch.ops) * op_ps;
         let accesses = self.batch.accesses().len() as u64;
@@ -57,14 +56,14 @@ impl Thread {
         self.ended = 0;
     }
 
-    /// Accesses of the batch before the next marked end.
+    /// Accesses of the batch before the next operation mark.
     fn next_end(&self) -> Option<usize> {
         self.batch.ends().get(self.ended).map(|&end| end.into())
     }
 }
 
 impl<P: Program> Vm<P> {
-    /// Touches the program's memory, on the first virtual CPU; nobody manages it yet.
+    /// Populates the program's memory on the first virtual CPU, before the manager starts.
     pub(crate) fn populate(&mut self, host: &mut Host) -> Result<(), SimError> {
         let mut thread = Thread::default();
         loop {
@@ -79,7 +78,7 @@ impl<P: Program> Vm<P> {
         }
     }
 
-    /// All threads go on from where the first one is, which has filled memory.
+    /// Starts all threads from the state of the first, which has populated memory.
     fn filled(&mut self) {
         let now_ps = self.hardware.vcpus[0].clock_ps;
         self.filling = false;
@@ -88,7 +87,7 @@ impl<P: Program> Vm<P> {
         self.begin_events(now_ps);
     }
 
-    /// Lets a virtual CPU go on: the events that are due, then a slice of its thread.
+    /// Advances a virtual CPU: handles due events, then runs a slice of its thread.
     pub(crate) fn step(&mut self, on: usize, host: &mut Host) -> Result<(), SimError> {
         self.handle_events(on, host)?;
         let which = self.running[on];
@@ -230,7 +229,7 @@ impl<P: Program> Vm<P> {
         Ok(())
     }
 
-    /// Whether a fault that was handled stands for as many real ones as its page does.
+    /// Whether a handled fault stands for as many real faults as its page has real pages.
     fn is_scaled(&mut self, fault: Fault, gva: GuestVirtAddr) -> bool {
         let found = match fault {
             Fault::Page | Fault::Hint => self.guest.tables.find_mut(gva),

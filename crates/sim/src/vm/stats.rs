@@ -7,12 +7,12 @@ use crate::machine::memory::TierId;
 use crate::program::Program;
 
 impl<P: Program> Vm<P> {
-    /// When the program was done, since the timed phase began.
+    /// Time from the start of the timed phase to the end of the program.
     pub(crate) fn elapsed_ps(&self) -> Option<u64> {
         Some(self.finished_ps? - self.start_ps)
     }
 
-    /// Time that its threads had by `at_ps` after the timed phase began, taken together.
+    /// Total time of its threads by `at_ps` after the start of the timed phase.
     pub(crate) fn thread_time_ps(&self, at_ps: u64) -> u64 {
         let ran_ps = self
             .elapsed_ps()
@@ -20,7 +20,7 @@ impl<P: Program> Vm<P> {
         self.threads.len() as u64 * ran_ps
     }
 
-    /// Bytes promoted and demoted so far, whoever moved them.
+    /// Bytes promoted and demoted so far, by guest and host.
     pub(crate) fn moved_bytes(&self) -> [u64; 2] {
         let counts = self.guest.counts;
         let [promoted, demoted] = self.backing.moved_bytes;
@@ -30,13 +30,13 @@ impl<P: Program> Vm<P> {
         ]
     }
 
-    /// Hardware samples that the manager has seen.
+    /// Hardware samples received by the manager.
     pub(crate) fn samples(&self) -> u64 {
         self.manager.samples_seen()
     }
 
-    /// Share of what the program says is hot that lies in the fast tier, 0 to 1; nothing if it
-    /// does not say. What is not there yet is not in fast memory.
+    /// Share of the program's hot set in the fast tier, 0 to 1; none if the program does not declare a hot set.
+    /// Unmapped memory counts as not fast.
     pub(crate) fn hot_in_fast(&mut self, host: &Host, now_ns: u64) -> Option<f64> {
         let page_bits = self.guest.page_bits();
         let (mut all, mut fast) = (0u64, 0.0);

@@ -1,12 +1,12 @@
 //! graph500: breadth-first searches of a Kronecker graph.
 //!
-//! A vertex comes from the queue; its offsets, its adjacency list and, for each neighbour, the
-//! neighbour's parent are read; a vertex that was new gets a parent and a place in the queue. What
-//! is of vertices is allocated first, so that the hot part lands in fast memory by itself.
+//! The search takes a vertex from the queue. It reads the vertex's offsets and adjacency list, and the parent of each
+//! neighbour. A new vertex gets a parent and a place in the queue. Arrays of vertices are allocated first, so the hot
+//! part starts in fast memory.
 //!
-//! Which vertex is found when is not computed (that would take state as large as the graph): each
-//! search takes the vertices in another scattered order, and each of them finds one new vertex,
-//! the mean. Hubs are thus found no earlier than others.
+//! The true order of discovery is not computed, as that would need state as large as the graph. Each search takes the
+//! vertices in a different scattered order, and each vertex discovers one new vertex, the mean. Hubs are therefore
+//! found no earlier than others.
 
 use demeter_policy::MIB;
 use demeter_scenario as scenario;
@@ -23,21 +23,21 @@ const PARENTS: usize = 1;
 const QUEUE: usize = 2;
 const ADJACENCY: usize = 3;
 
-/// Start and end of a list, as Graph500's reference code stores them.
+/// Start and end of a list, as in Graph500's reference code.
 const OFFSET: u64 = 16;
-/// A vertex in any other array.
+/// An entry of any other array of vertices.
 const VERTEX: u64 = 8;
-/// Bytes of all arrays of vertices, for each.
+/// Bytes per vertex in all arrays of vertices.
 const VERTEX_BYTES: u64 = OFFSET + 2 * VERTEX;
-/// Edges for each vertex: Graph500's factor of 16, in both directions.
+/// Edges per vertex: Graph500's factor of 16, in both directions.
 const DEGREE: u64 = 32;
-/// How far the queue's end is ahead of its start: the frontier, as a share of all vertices.
+/// Distance from the queue's start to its end (the frontier), as a divisor of the number of vertices.
 const FRONTIER: u64 = 8;
 
-/// Estimated: a comparison and a branch that is hard to predict, for each edge.
+/// Estimated: a comparison and a hard-to-predict branch per edge.
 const EDGE_PS: u64 = 1_000;
 
-/// Most accesses beside those of edges, for each vertex.
+/// Maximum accesses per vertex, besides those of edges.
 const VERTEX_ACCESSES: usize = 5;
 
 pub(crate) struct Bfs {
@@ -46,11 +46,11 @@ pub(crate) struct Bfs {
     threads: Vec<Thread>,
 }
 
-/// One thread takes every n-th place of the queue.
+/// A thread, which takes every n-th place of the queue.
 struct Thread {
     place: u64,
     search: u64,
-    /// Edges of the current vertex that are still to follow.
+    /// Edges of the current vertex that are left.
     list: std::ops::Range<u64>,
 }
 
@@ -70,7 +70,7 @@ impl Bfs {
         }
     }
 
-    /// The vertex at `place` of the queue in a search.
+    /// The vertex at `place` of a search's queue.
     fn vertex(&self, place: u64, search: u64) -> u64 {
         let mask = self.graph.vertices() - 1;
         self.order.at((place & mask) ^ (mix(search) & mask))
@@ -117,7 +117,7 @@ impl Generator for Bfs {
                 }
                 let vertex = self.vertex(place, search);
                 list = self.graph.list(vertex);
-                // Vertices without edges are in no queue.
+                // Vertices without edges never enter a queue.
                 if list.is_empty() {
                     continue;
                 }

@@ -1,6 +1,6 @@
 //! btree: lookups of uniformly random keys in one large index.
 //!
-//! Leaves are all alike; what is hot are the inner nodes, which a bulk load builds last.
+//! All leaves are equally hot. The hot part is the inner nodes, which a bulk load builds last.
 
 use demeter_policy::MIB;
 use demeter_scenario as scenario;

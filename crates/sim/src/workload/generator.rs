@@ -1,24 +1,24 @@
-//! What each workload says of itself; [`super::Workload`] adds what all have in common.
+//! Interface of a workload; [`super::Workload`] adds the common part.
 
 use crate::{Batch, Region};
 
 use super::memory::{Extent, ProgramMemory};
 
-/// One kind of program: its memory, and what its threads do with it.
+/// A program: its memory, and the accesses of its threads.
 ///
-/// The stream of a thread depends on the seed, the thread and the times it was asked at; not on
-/// what other threads were asked in between.
+/// The accesses of a thread depend only on the seed, the thread, and the times of its own calls, not on calls for other
+/// threads.
 pub(crate) trait Generator: Send {
-    /// Its memory in the order of allocation, no region empty.
+    /// Its memory regions in allocation order; none is empty.
     fn regions(&self) -> Vec<Region>;
 
-    /// Threads, at least one.
+    /// Number of threads, at least one.
     fn threads(&self) -> u32;
 
-    /// As [`crate::Program::next`], at addresses in `memory`.
+    /// As [`crate::Program::next`], with addresses in `memory`.
     fn next(&mut self, memory: &ProgramMemory, thread: usize, now_ns: u64, out: &mut Batch);
 
-    /// What is hot now, in the order of regions and offsets.
+    /// The current hot set, in the order of regions and offsets.
     fn hot(&self, now_ns: u64) -> Vec<Extent>;
 
     /// As [`crate::Program::compute_ps`].

@@ -1,9 +1,8 @@
-//! gups: random 8-byte updates of an array with a hot set, as the lab's program of that name.
+//! gups: random 8-byte updates of an array with a hot set, as in the lab's program of that name.
 //!
-//! An update is a load and a store of one word: of the hot set with probability `hot_weight`,
-//! else of the rest. The hot set lies at the array's start, or with `reverse` at its end. It may
-//! jump to the middle, or change its size in phases and keep its end of the array. With `scattered` all that is true of
-//! an array whose blocks of 2 MiB then change places at random.
+//! An update is a load and a store of one word, in the hot set with probability `hot_weight`, otherwise in the rest.
+//! The hot set lies at the start of the array, or with `reverse` at its end. It may jump to the middle, or change its
+//! size in phases while it keeps its end of the array. With `scattered`, the array's blocks of 2 MiB are then shuffled.
 
 use demeter_policy::{BLOCK_SIZE, MIB};
 use demeter_scenario as scenario;
@@ -18,16 +17,16 @@ use crate::{Batch, Region};
 const WORD: u64 = 8;
 const ARRAY: usize = 0;
 
-/// Estimated: index arithmetic and two random numbers, six cycles beyond the accesses themselves.
+/// Estimated: index arithmetic and two random numbers, six cycles besides the accesses.
 const UPDATE_PS: u64 = 2_000;
 
 pub(crate) struct Gups {
     bytes: u64,
-    /// The hot set, and since when it is that, in the order of time; the first one since ever.
+    /// The hot sets in order of time, with their start times; the first starts at 0.
     hot_sets: Vec<HotSet>,
-    /// Random numbers below this go to the hot set.
+    /// Random numbers below this select the hot set.
     hot_below: u64,
-    /// Where each block lies, if not where it is.
+    /// The position of each block, if blocks are shuffled.
     blocks: Option<Scatter>,
     compute_ps: u64,
     rngs: Vec<Rng>,
@@ -97,7 +96,7 @@ impl Generator for Gups {
                 hot.start + rng.below(hot_words) * WORD
             } else {
                 let cold = rng.below(cold_words) * WORD;
-                // The words behind the hot set follow those before it.
+                // The cold words are numbered across the gap of the hot set.
                 if cold < hot.start {
                     cold
                 } else {
@@ -134,7 +133,7 @@ impl Generator for Gups {
     }
 }
 
-/// Where the byte at an offset lies when its block has changed places.
+/// The shuffled position of a byte offset.
 #[inline]
 fn placed(blocks: &Option<Scatter>, offset: u64) -> u64 {
     let Some(blocks) = blocks else {

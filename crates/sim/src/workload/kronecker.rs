@@ -1,44 +1,41 @@
 //! A Kronecker graph that is computed instead of stored.
 //!
-//! **Problem.** Graph programs walk adjacency lists whose lengths and targets follow a power law.
-//! A stored graph of 16 GiB would cost 16 GiB.
+//! **Problem.** Graph programs walk adjacency lists with power-law lengths and targets. Simulating a graph of 16 GiB
+//! must not take 16 GiB.
 //!
-//! **Approach.** A vertex has a *rank*, a number of `scale` bits, and a scattered *label*, its
-//! index in all arrays, as Graph500 asks. The initiator (0.5625, 0.1875; 0.1875, 0.0625) is
-//! Graph500's (0.57, 0.19; 0.19, 0.05) rounded so that rows and columns are independent: a bit of
-//! either end is 1 with probability 1/4. So a vertex' expected degree follows from the number of
-//! ones in its rank, and an edge's target is the *and* of two random words. Adjacency lists lie in
-//! the order of labels, back to back: where one begins is the sum of a stored count for each 32
-//! labels and of the degrees since.
+//! **Approach.** A vertex has a *rank*, a number of `scale` bits, and a scattered *label*, its index in all arrays, as
+//! Graph500 requires. Graph500's initiator is (0.57, 0.19; 0.19, 0.05). The model rounds it to (0.5625, 0.1875; 0.1875,
+//! 0.0625), so that rows and columns are independent: a bit of either end is 1 with probability 1/4. The expected
+//! degree of a vertex then follows from the number of ones in its rank. The target of an edge is the *and* of two
+//! random words. Adjacency lists are contiguous, in label order. The start of a list is a stored count for each 32
+//! labels, plus the degrees since.
 //!
-//! **Properties.** Lists tile the adjacency array; degrees and targets have the law's
-//! distribution; an edge has one target, however often it is asked for; memory is a
-//! quarter of a byte for each vertex.
+//! **Properties.** Lists tile the adjacency array. Degrees and targets follow the law's distribution. An edge always
+//! has the same target. Memory is a quarter of a byte per vertex.
 
 use super::rng::{bound, mix};
 use super::scatter::Scatter;
 
-/// Labels for each stored count.
+/// Labels per stored count.
 const BLOCK: u64 = 32;
 
-/// A graph by its degrees and edges.
+/// A graph, defined by its degrees and edges.
 #[derive(Debug, Clone)]
 pub(crate) struct Kronecker {
     seed: u64,
     labels: Scatter,
-    /// For each number of ones in a rank the degree: whole, and the random numbers below which
-    /// it is one more.
+    /// By number of ones in a rank: the integer part of the degree, and the bound of random numbers that add one.
     degrees: Vec<(u64, u64)>,
-    /// Edges before each block of labels, and all of them at the end.
+    /// Edges before each block of labels; the last entry is the total.
     before: Vec<u64>,
 }
 
 impl Kronecker {
-    /// A graph of 2^`scale` vertices (5 to 40) and about `edges` directed edges: fewer by less
-    /// than six standard deviations, never more.
+    /// A graph of 2^`scale` vertices (5 to 40) and at most `edges` directed edges, fewer by less than six standard
+    /// deviations.
     pub(crate) fn new(scale: u32, edges: u64, seed: u64) -> Self {
         let vertices = 1u64 << scale;
-        // Each degree is rounded at random: the sum varies by half the root of the vertices.
+        // Degrees are rounded randomly, so the sum varies by half the root of the number of vertices.
         let slack = 3.0 * (vertices as f64).sqrt();
         let edges = (edges as f64 - slack).max(0.0);
         let degrees = (0..=scale)
@@ -67,17 +64,17 @@ impl Kronecker {
         graph
     }
 
-    /// How many vertices.
+    /// Number of vertices.
     pub(crate) fn vertices(&self) -> u64 {
         self.labels.count()
     }
 
-    /// How many directed edges.
+    /// Number of directed edges.
     pub(crate) fn edges(&self) -> u64 {
         self.before[self.before.len() - 1]
     }
 
-    /// The number of edges that leave the vertex `label`.
+    /// Number of edges that leave the vertex `label`.
     #[inline]
     pub(crate) fn degree(&self, label: u64) -> u64 {
         let ones = self.labels.position(label).count_ones();
@@ -94,7 +91,7 @@ impl Kronecker {
         start..start + self.degree(label)
     }
 
-    /// The label of the vertex that `edge` leads to.
+    /// The label of the target of `edge`.
     #[inline]
     pub(crate) fn target(&self, edge: u64) -> u64 {
         let first = mix(self.seed.wrapping_add(edge));
@@ -103,11 +100,11 @@ impl Kronecker {
     }
 }
 
-/// The scale whose graph fits `bytes` with about `degree` edges for each vertex, and the edges
-/// that then fill the memory.
+/// The scale whose graph fits into `bytes` with about `degree` edges per vertex, and the number of edges that fill the
+/// memory.
 pub(crate) fn fit(bytes: u64, vertex_bytes: u64, edge_bytes: u64, degree: u64) -> (u32, u64) {
     let vertices = bytes / (vertex_bytes + degree * edge_bytes);
-    // The power of two that is nearest by ratio: the degree stays within a factor of 1.5 or so.
+    // The nearest power of two by ratio: the degree stays within a factor of about 1.5.
     let scale = (vertices.max(1) * 3 / 2).ilog2().clamp(5, 40);
     let edges = (bytes >> scale).saturating_sub(vertex_bytes) << scale;
     (scale, edges / edge_bytes)
@@ -142,7 +139,7 @@ mod tests {
             for edge in 0..graph.edges() {
                 hits[graph.target(edge) as usize] += 1;
             }
-            // By ones in the rank: what arrives is what leaves.
+            // For each number of ones in the rank, in-degree equals out-degree.
             let mut sums = [(0.0, 0.0); 13];
             for label in 0..graph.vertices() {
                 let sum = &mut sums[graph.labels.position(label).count_ones() as usize];

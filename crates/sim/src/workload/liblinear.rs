@@ -1,10 +1,9 @@
-//! liblinear-like dual coordinate descent: one weight vector, updated by instance after instance
-//! of a sparse matrix.
+//! liblinear-like dual coordinate descent: each instance of a sparse matrix updates one weight vector.
 //!
-//! An instance's features are streamed; for each of them its weight is read, and then read again
-//! and updated. Features are skewed as words are: some are in many instances, most in few. The
-//! weights are a thirtieth of the memory, get two thirds of the accesses, and are allocated last,
-//! when the data has been read: a hot spot that begins in slow memory.
+//! An instance's features are streamed. The weight of each feature is read, and then read again and updated. Features
+//! are skewed like words: some occur in many instances, most in few. The weights are a thirtieth of the memory, but get
+//! two thirds of the accesses. They are allocated last, after the data was loaded, so the hot spot starts in slow
+//! memory.
 
 use demeter_policy::MIB;
 use demeter_scenario as scenario;
@@ -20,21 +19,21 @@ const MATRIX: usize = 0;
 const ALPHAS: usize = 1;
 const WEIGHTS: usize = 2;
 
-/// Features of an instance: the mean of the data set kdda, 305.6 million over 8.4 million.
+/// Features per instance: the mean of the data set kdda, 305.6 million over 8.4 million.
 const FEATURES: u64 = 36;
 /// Index and value of a feature.
 const ENTRY: u64 = 16;
 /// A number.
 const NUMBER: u64 = 8;
-/// Weights for each instance, times ten: kdda has 20.2 million features.
+/// Weights per ten instances: kdda has 20.2 million features.
 const WEIGHTS_PER_TEN: u64 = 24;
-/// Popularity of features.
+/// Zipf exponent of feature popularity.
 const THETA: f64 = 1.0;
 
-/// Estimated: two multiplications and additions for each feature.
+/// Estimated: two multiplications and additions per feature.
 const INSTANCE_PS: u64 = 40_000;
 
-/// Accesses for each instance.
+/// Accesses per instance.
 const ACCESSES: usize = FEATURES as usize * 4 + 2;
 
 pub(crate) struct Liblinear {
@@ -45,7 +44,7 @@ pub(crate) struct Liblinear {
     threads: Vec<Thread>,
 }
 
-/// One thread's instances, in another order in each pass.
+/// A thread's instances, in a new order in each pass.
 struct Thread {
     first: u64,
     order: Scatter,
@@ -77,7 +76,7 @@ impl Liblinear {
         }
     }
 
-    /// The feature at `entry` of the matrix: the same in every pass.
+    /// The feature at `entry` of the matrix, constant over passes.
     #[inline]
     fn feature(&self, entry: u64) -> u64 {
         let rank = self.popularity.rank(mix(self.seed ^ entry));
@@ -107,7 +106,7 @@ impl Generator for Liblinear {
                 next,
                 pass,
             } = &mut self.threads[thread];
-            // Another order in each pass: the same scattering, begun elsewhere.
+            // Each pass uses the scattered order from another start.
             let position = (*next + mix(*pass) % order.count()) % order.count();
             let instance = *first + order.at(position);
             *next += 1;
@@ -133,7 +132,7 @@ impl Generator for Liblinear {
     }
 
     fn hot(&self, _now_ns: u64) -> Vec<Extent> {
-        // An instance's dual variable is 8 bytes beside its 576 of the matrix, and read as often.
+        // An instance's dual variable has 8 bytes beside its 576 in the matrix, and is read as often.
         let whole = |region, numbers: u64| Extent {
             region,
             offset: 0,

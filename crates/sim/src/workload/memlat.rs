@@ -1,4 +1,4 @@
-//! memlat: dependent loads through one random cycle of cache lines, as the lab's program.
+//! memlat: dependent loads through one random cycle of cache lines, as in the lab's program.
 
 use demeter_policy::MIB;
 use demeter_scenario as scenario;
@@ -8,7 +8,7 @@ use super::memory::{Extent, LINE, ProgramMemory, load, region};
 use super::scatter::Scatter;
 use crate::{Batch, Region};
 
-/// A load and a branch a hop, hidden by the load's own latency.
+/// The load's latency hides the instructions of a hop.
 const HOP_PS: u64 = 0;
 
 const CHASED: usize = 0;

@@ -1,4 +1,4 @@
-//! A program's memory: regions in the order of allocation, where they were put, their first touch.
+//! A program's memory: regions in allocation order, their addresses, and first touch.
 
 use demeter_policy::{ByteCount, GuestVirtAddr, VirtRange};
 
@@ -7,11 +7,11 @@ use crate::{Access, Batch, Region};
 /// Bytes of a cache line.
 pub(crate) const LINE: u64 = 64;
 
-/// The regions of a program, and their bases once they are placed.
+/// The regions of a program, and their addresses once placed.
 #[derive(Debug, Clone)]
 pub(crate) struct ProgramMemory {
     regions: Vec<Region>,
-    /// Regions before the program's own: the idle one, if there is any.
+    /// Number of regions before the program's own: the idle one, if any.
     skip: usize,
     bases: Vec<GuestVirtAddr>,
     /// The next page to touch: region, byte offset.
@@ -30,8 +30,7 @@ pub(crate) struct Extent {
 }
 
 impl ProgramMemory {
-    /// Memory of these regions, not yet placed, behind `idle_bytes` that are touched first and
-    /// then never.
+    /// Memory of these regions, not yet placed. It follows `idle_bytes` that are touched first and never again.
     pub(crate) fn new(idle_bytes: u64, mut regions: Vec<Region>) -> Self {
         let skip = usize::from(idle_bytes > 0);
         if skip > 0 {
@@ -50,26 +49,26 @@ impl ProgramMemory {
         &self.regions
     }
 
-    /// Takes note of where each region begins.
+    /// Stores the address of each region.
     pub(crate) fn place(&mut self, bases: &[GuestVirtAddr]) {
         self.bases.clear();
         self.bases.extend_from_slice(bases);
     }
 
-    /// Where the program's `region` begins.
+    /// The address of the program's `region`.
     #[inline]
     pub(crate) fn base(&self, region: usize) -> u64 {
         self.bases[self.skip + region].0
     }
 
-    /// The extent's addresses; nothing when it is empty.
+    /// The extent's addresses; none if it is empty.
     pub(crate) fn range(&self, extent: Extent) -> Option<VirtRange> {
         let start = self.base(extent.region) + extent.offset;
         VirtRange::new(GuestVirtAddr(start), GuestVirtAddr(start + extent.bytes))
     }
 
-    /// Stores to pages that nobody touched yet, of those that are there from the start, as long as the batch has room. They
-    /// come in the order of allocation and of addresses. False when there was none left.
+    /// Appends stores to untouched pages that are mapped from the start, until the batch is full. They follow
+    /// allocation and address order. Returns false if none was left.
     pub(crate) fn populate(&mut self, page_bytes: u64, out: &mut Batch) -> bool {
         while out.room() > 0 {
             let (region, offset) = self.untouched;

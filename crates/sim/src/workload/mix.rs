@@ -1,4 +1,4 @@
-//! mix: parts of memory that are used in different ways, at once or in turn.
+//! mix: parts of memory with different access patterns, at once or in turn.
 
 use demeter_policy::ByteCount;
 use demeter_scenario::{self as scenario, Course, Stretch};
@@ -16,7 +16,7 @@ const ACCESS_PS: u64 = 2_000;
 pub(crate) struct Mix {
     course: Course,
     compute_ps: u64,
-    /// The process that it is, and where its parts begin among the regions of all.
+    /// Its process, and the first of its parts among all regions.
     process: u32,
     first_region: usize,
     threads: Vec<Thread>,
@@ -24,17 +24,17 @@ pub(crate) struct Mix {
 
 struct Thread {
     rng: Rng,
-    /// Where it is in each part that is swept, in lines.
+    /// For each swept part, the position in lines.
     sweeps: Vec<Sweep>,
 }
 
 impl Mix {
-    /// A program of its own.
+    /// A mix as a whole program.
     pub(crate) fn new(mix: &scenario::Mix, seed: u64, scale_bits: u32) -> Self {
         Self::of_process(mix, 0, 0, seed, scale_bits)
     }
 
-    /// One of several processes. Its first part is the region with this number.
+    /// A mix as one of several processes, whose first part is region `first_region`.
     pub(crate) fn of_process(
         mix: &scenario::Mix,
         process: u32,

@@ -1,7 +1,7 @@
-//! What runs on the simulated machine: generators of accesses, and recorded traces.
+//! Workloads of the simulated machine: access generators, and recorded traces.
 //!
-//! A generator computes its data structures instead of storing them, so that a footprint of
-//! 144 GiB costs no 144 GiB, and yields a batch of accesses in a microsecond or a few.
+//! A generator computes its data structures instead of storing them, so a footprint of 144 GiB uses little memory. It
+//! generates a batch of accesses in a few microseconds.
 
 mod bfs;
 mod btree;
@@ -35,22 +35,22 @@ use self::memory::ProgramMemory;
 use crate::trace::Error;
 use crate::{Batch, Program, Region};
 
-/// Batches from which the length of an operation is told: it may take more than one.
+/// Batches generated to measure an operation's length, since an operation may span several.
 const TRIAL_BATCHES: usize = 16;
 
 /// A workload of a scenario, as a program.
 pub struct Workload {
     memory: ProgramMemory,
-    // One virtual call for a thousand accesses.
+    // One virtual call per thousand accesses.
     generator: Box<dyn Generator>,
 }
 
 impl Workload {
-    /// The program that a scenario names, with its random numbers from `seed`; each of its accesses
-    /// stands for `2^scale_bits`.
+    /// The program of a scenario, with random numbers from `seed`. Each of its accesses stands for `2^scale_bits` real
+    /// ones.
     ///
     /// # Errors
-    /// Only a trace can fail: when it cannot be read or is not whole.
+    /// Only for a trace: when it is unreadable or damaged.
     pub fn new(kind: &Kind, seed: u64, scale_bits: u32) -> Result<Self, Error> {
         let generator: Box<dyn Generator> = match kind {
             Kind::Gups(gups) => Box::new(gups::Gups::new(gups, seed)),
@@ -79,7 +79,7 @@ impl Workload {
     }
 }
 
-/// Accesses of one operation, rounded up, as the first batches of such a program show.
+/// Mean accesses per operation, rounded up, measured on the program's first batches.
 ///
 /// # Errors
 /// As [`Workload::new`].

@@ -1,9 +1,8 @@
-//! PageRank by pulling, on a Kronecker graph: vertex after vertex sums what its neighbours
-//! contribute.
+//! Pull-based PageRank on a Kronecker graph: each vertex sums the contributions of its neighbours.
 //!
-//! Offsets, adjacency lists and scores are streamed; contributions are read at random, those of
-//! hubs most often. As in GAP's program the graph is loaded before there are scores and
-//! contributions, so that it takes fast memory and the hot part comes last.
+//! Offsets, adjacency lists and scores are streamed. Contributions are read randomly, those of hubs most often. As in
+//! GAP's program, the graph is loaded before scores and contributions are allocated. The graph therefore takes fast
+//! memory, and the hot part comes last.
 
 use demeter_policy::MIB;
 use demeter_scenario as scenario;
@@ -19,21 +18,21 @@ const ADJACENCY: usize = 1;
 const SCORES: usize = 2;
 const CONTRIBUTIONS: usize = 3;
 
-/// Where a list begins.
+/// Start of a list.
 const OFFSET: u64 = 8;
 /// A score or a contribution.
 const SCORE: u64 = 4;
 /// A vertex in an adjacency list.
 const VERTEX: u64 = 4;
-/// Bytes of all arrays of vertices, for each.
+/// Bytes per vertex in all arrays of vertices.
 const VERTEX_BYTES: u64 = OFFSET + 2 * SCORE;
-/// Edges for each vertex.
+/// Edges per vertex.
 const DEGREE: u64 = 32;
 
-/// Estimated: an addition that waits for the one before, for each edge.
+/// Estimated: an addition per edge that waits for the previous one.
 const EDGE_PS: u64 = 500;
 
-/// Most accesses beside those of edges, for each vertex.
+/// Maximum accesses per vertex, besides those of edges.
 const VERTEX_ACCESSES: usize = 4;
 
 pub(crate) struct Pagerank {
@@ -41,10 +40,10 @@ pub(crate) struct Pagerank {
     threads: Vec<Thread>,
 }
 
-/// One thread's vertices.
+/// A thread's vertices.
 struct Thread {
     vertices: Sweep,
-    /// Edges of the vertex that are still to follow.
+    /// Edges of the vertex that are left.
     list: std::ops::Range<u64>,
 }
 
@@ -105,7 +104,7 @@ impl Generator for Pagerank {
             thread.vertices.advance();
             let next = thread.vertices.item();
             thread.list = if next == vertex + 1 {
-                // Lists lie back to back.
+                // Lists are contiguous.
                 thread.list.end..thread.list.end + self.graph.degree(next)
             } else {
                 self.graph.list(next)

@@ -1,8 +1,6 @@
-//! zipf: loads and stores of words, or of whole pages, by a law of popularity. The popular pages lie
-//! anywhere.
+//! zipf: loads and stores of words, or of whole pages, by Zipf's law. Popular pages are scattered.
 //!
-//! What is popular or not is a simulated page as a whole: pages that stand for many do so for as
-//! many that are alike.
+//! Popularity belongs to a simulated page as a whole: all its real pages are equally popular.
 
 use demeter_policy::{MIB, PAGE_SIZE};
 use demeter_scenario as scenario;
@@ -25,7 +23,7 @@ pub(crate) struct Popular {
     page_bytes: u64,
     pages: Scatter,
     law: Zipf,
-    /// Random numbers below this store.
+    /// Random numbers below this select a store.
     store_below: u64,
     whole_pages: bool,
     compute_ps: u64,
@@ -60,7 +58,7 @@ impl Generator for Popular {
     fn next(&mut self, memory: &ProgramMemory, thread: usize, _now_ns: u64, out: &mut Batch) {
         let array = memory.base(ARRAY);
         let rng = &mut self.rngs[thread];
-        // What an operation takes, and in how many steps.
+        // Bytes per operation, and the step between its accesses.
         let (bytes, step) = match self.whole_pages {
             true => (PAGE_SIZE, LINE),
             false => (WORD, WORD),
@@ -95,7 +93,7 @@ mod tests {
 
     use super::*;
 
-    /// 64 MiB of pages that stand for four each.
+    /// 64 MiB of pages that stand for four real ones each.
     fn popular(store_share: f64, whole_pages: bool) -> (Popular, ProgramMemory) {
         let zipf = scenario::Zipf {
             size_mib: 64,
@@ -129,7 +127,7 @@ mod tests {
         ranked.sort_unstable_by(|a, b| b.cmp(a));
         let all: u32 = hits.iter().sum();
         let top: u32 = ranked[..410].iter().map(|r| r.0).sum();
-        // A tenth of the pages have three quarters: ln 410 of ln 4096.
+        // A tenth of the pages get three quarters: ln 410 of ln 4096.
         assert!((0.65..0.8).contains(&(f64::from(top) / f64::from(all))));
         assert!((0.24..0.26).contains(&(f64::from(stores) / f64::from(all))));
         let near = ranked[..64]

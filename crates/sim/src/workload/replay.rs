@@ -1,8 +1,7 @@
-//! A recorded program, replayed thread by thread, again and again.
+//! Replay of a recorded program, thread by thread, in an endless loop.
 //!
-//! The file is read once in whole before, so that what is wrong with it is said at the start, and
-//! where each thread's frames lie is known. Then a thread's frames are read as it needs them: a
-//! trace of 100 GiB costs 16 bytes for each of its frames.
+//! The whole file is read once in advance, to report errors at the start and to index each thread's frames. Frames are
+//! then read on demand: a trace of 100 GiB needs 16 bytes per frame.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -15,7 +14,7 @@ use super::memory::{Extent, ProgramMemory, region};
 use crate::trace::{Error, Frame, FramePlace, Reader, Span};
 use crate::{Access, Batch, Region};
 
-/// Estimated: three instructions a cycle at 3 GHz, as long as memory does not hold them up.
+/// Estimated: three instructions per cycle at 3 GHz, unless memory stalls them.
 const INSTRUCTION_PS: u64 = 110;
 
 pub(crate) struct Replay {
@@ -23,18 +22,18 @@ pub(crate) struct Replay {
     spans: Vec<Span>,
     threads: Vec<Thread>,
     access_ps: u64,
-    /// The first thing that went wrong since the file was found whole.
+    /// The first error since the file was validated.
     error: Option<Error>,
 }
 
 #[derive(Default)]
 struct Thread {
     places: Vec<FramePlace>,
-    /// The frame that is replayed, and how far.
+    /// The current frame, and the position in it.
     frame: Frame,
     next_frame: usize,
     next_access: usize,
-    /// The region that was touched last.
+    /// The region of the last access.
     span: usize,
 }
 
@@ -65,7 +64,7 @@ impl Replay {
 }
 
 impl Thread {
-    /// Reads the frame that comes next; after the last one the first.
+    /// Reads the next frame; after the last one, the first.
     fn advance(&mut self, reader: &mut Reader<BufReader<File>>) -> Result<(), Error> {
         reader.frame_at(self.places[self.next_frame], &mut self.frame)?;
         self.next_frame = (self.next_frame + 1) % self.places.len();
@@ -73,7 +72,7 @@ impl Thread {
         Ok(())
     }
 
-    /// An access of the recorded program at the place that its region has now.
+    /// Translates an access to the current address of its region.
     #[inline]
     fn moved(&mut self, access: Access, spans: &[Span], memory: &ProgramMemory) -> Access {
         let gva = access.gva().0;
@@ -106,7 +105,7 @@ impl Generator for Replay {
             if thread.next_access == thread.frame.accesses.len()
                 && let Err(error) = thread.advance(&mut self.reader)
             {
-                // What is wrong is said at the end; until then something must be done.
+                // The error is reported at the end; until then the thread needs some access.
                 thread.frame.accesses.clear();
                 thread.next_access = 0;
                 self.error.get_or_insert(error);

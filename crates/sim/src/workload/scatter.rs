@@ -1,32 +1,32 @@
-//! A random order of many things, computed instead of stored.
+//! A computed random permutation.
 //!
-//! **Problem.** A chase visits every line of 100 GiB once, in random order; a hash table scatters
-//! its popular keys. A stored permutation would cost as much memory as the program simulated.
+//! **Problem.** A pointer chase visits every line of 100 GiB once, in random order; a hash table scatters its popular
+//! keys. A stored permutation would need as much memory as the simulated program.
 //!
-//! **Approach.** Rounds of (xor with the own high half, multiply by an odd number) permute the
-//! numbers of `b` bits, where `2^b` is the next power of two. A result outside of `0..count` is
-//! permuted again until it falls inside: on average less than twice.
+//! **Approach.** Each round is an xor with the own upper half and a multiplication by an odd number. It permutes the
+//! numbers of `b` bits, where `2^b` is the next power of two. A result outside `0..count` is permuted again until it
+//! falls inside, on average less than twice.
 //!
-//! **Properties.** [`Scatter::at`] is a bijection of `0..count`; [`Scatter::position`] is its
-//! inverse; another seed is another order; neighbours do not stay neighbours.
+//! **Properties.** [`Scatter::at`] is a bijection of `0..count`, and [`Scatter::position`] is its inverse. Different
+//! seeds give different orders. Neighbours do not stay neighbours.
 
 use super::rng::mix;
 
 const ROUNDS: usize = 3;
 
-/// A bijection of `0..count`.
+/// A pseudorandom permutation of `0..count`.
 #[derive(Debug, Clone)]
 pub(crate) struct Scatter {
     count: u64,
     mask: u64,
-    /// At least half of the bits: `x ^ (x >> shift)` is then its own inverse.
+    /// At least half of the bits, so that `x ^ (x >> shift)` is its own inverse.
     shift: u32,
     factors: [u64; ROUNDS],
     inverses: [u64; ROUNDS],
 }
 
 impl Scatter {
-    /// The order of `0..count` that belongs to `seed`. At most 2^63 things.
+    /// The permutation of `0..count` for `seed`. `count` is at most 2^63.
     pub(crate) fn new(count: u64, seed: u64) -> Self {
         let bits = count.next_power_of_two().trailing_zeros().max(1);
         let mut state = seed;
@@ -43,12 +43,12 @@ impl Scatter {
         }
     }
 
-    /// How many things are in order.
+    /// Number of elements.
     pub(crate) fn count(&self) -> u64 {
         self.count
     }
 
-    /// The thing at `position`, which must be below the count.
+    /// The element at `position`, which must be below the count.
     #[inline]
     pub(crate) fn at(&self, position: u64) -> u64 {
         let mut x = position;
@@ -63,7 +63,7 @@ impl Scatter {
         }
     }
 
-    /// The position of `thing`, which must be below the count.
+    /// The position of an element, which must be below the count.
     #[inline]
     pub(crate) fn position(&self, thing: u64) -> u64 {
         let mut x = thing;
@@ -80,7 +80,7 @@ impl Scatter {
     }
 }
 
-/// The number that times `odd` is 1, modulo 2^64: Newton's iteration, from five right bits on.
+/// The inverse of `odd` modulo 2^64: Newton's iteration, from five correct bits on.
 fn odd_inverse(odd: u64) -> u64 {
     let mut inverse = odd.wrapping_mul(3) ^ 2;
     for _ in 0..4 {

@@ -1,4 +1,4 @@
-//! sequential: each thread loads the words of its part of an array in order, again and again.
+//! sequential: each thread loads the words of its part of an array in order, in a loop.
 
 use demeter_policy::MIB;
 use demeter_scenario as scenario;
@@ -11,12 +11,12 @@ use crate::{Batch, Region};
 const WORD: u64 = 8;
 const ARRAY: usize = 0;
 
-/// Estimated: an addition a word.
+/// Estimated: an addition per word.
 const WORD_PS: u64 = 300;
 
 pub(crate) struct Sequential {
     bytes: u64,
-    /// The words of each thread's part.
+    /// Word position in each thread's part.
     parts: Vec<Sweep>,
 }
 

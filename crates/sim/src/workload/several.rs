@@ -1,4 +1,4 @@
-//! several: processes in one guest, each a mix of its own with threads of its own.
+//! several: processes in one guest, each a mix with its own threads.
 
 use demeter_scenario as scenario;
 
@@ -10,7 +10,7 @@ use crate::{Batch, Region};
 
 pub(crate) struct Several {
     processes: Vec<Mix>,
-    /// By thread: its process, and which of that one's threads it is.
+    /// By thread: its process, and its number within the process.
     threads: Vec<(usize, usize)>,
 }
 

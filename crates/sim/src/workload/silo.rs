@@ -1,11 +1,10 @@
-//! silo: transactions on an in-memory store of records with an index, hot records on the move.
+//! silo: transactions on an in-memory record store with an index and moving hot records.
 //!
-//! Two mixes. `ycsb`: a transaction finds one record by a key of Zipf's law and reads it, one in
-//! five updates it too; popular keys are scattered over the store, and with `drift_s` others become
-//! popular. `tpcc`: each thread has its own part of the store (a warehouse); half of the
-//! transactions insert an order of ten records and update five scattered ones, the other half
-//! read an order, recent ones most often. A part is a ring: a new order takes the oldest one's
-//! place, so that memory stays as it is while the hot end of the store moves through it.
+//! There are two mixes. In `ycsb`, a transaction finds one record by a Zipf-distributed key and reads it; one in five
+//! also updates it. Popular keys are scattered over the store; with `drift_s` the popular set changes. In `tpcc`, each
+//! thread has its own part of the store (a warehouse). Half of the transactions insert an order of ten records and
+//! update five scattered ones. The other half read an order, mostly recent ones. A part is a ring: a new order replaces
+//! the oldest. Memory size is therefore constant, while the hot end moves through the store.
 
 use demeter_policy::MIB;
 use demeter_scenario::{self as scenario, SiloMix};
@@ -21,28 +20,28 @@ use crate::{Batch, Region};
 const RECORDS: usize = 0;
 const INDEX: usize = 1;
 
-/// Bytes of a record: YCSB's 100, in whole lines.
+/// Bytes of a record: YCSB's 100, rounded up to whole lines.
 const RECORD: u64 = 2 * LINE;
 
-/// YCSB's exponent of popularity.
+/// Zipf exponent of YCSB.
 const YCSB_THETA: f64 = 0.99;
-/// Share of YCSB's transactions that update.
+/// Share of YCSB's transactions that update a record.
 const YCSB_UPDATES: f64 = 0.2;
 /// Estimated: begin, validate and commit of a small transaction.
 const YCSB_PS: u64 = 700_000;
 
-/// Records of an order: TPC-C's mean number of lines.
+/// Records per order: TPC-C's mean number of lines.
 const ORDER: u64 = 10;
-/// Scattered records (stock) that a new order updates.
+/// Scattered records (stock) updated by a new order.
 const STOCK: u64 = 5;
-/// Recent orders are read by Zipf's law over their age.
+/// Zipf exponent over the age of orders that are read.
 const AGE_THETA: f64 = 1.0;
-/// Estimated: all of a transaction of TPC-C beside the accesses below.
+/// Estimated: a whole TPC-C transaction, without the accesses below.
 const TPCC_PS: u64 = 10_000_000;
-/// The newest one in this many orders gets most reads: what counts as hot.
+/// Divisor of the number of orders: the newest part gets most reads and counts as hot.
 const NEWEST: u64 = 16;
 
-/// Most accesses of a transaction: a new order's.
+/// Maximum accesses of a transaction: a new order's.
 const ACCESSES_MAX: usize = LOADS_MAX + 2 * ORDER as usize + STOCK as usize * (LOADS_MAX + 3);
 
 pub(crate) struct Silo {
@@ -60,16 +59,16 @@ enum Mix {
     },
     Tpcc {
         age: Zipf,
-        /// Orders in each thread's part.
+        /// Orders per thread.
         orders: u64,
-        /// For each thread how many orders it inserted.
+        /// Number of orders inserted by each thread.
         inserted: Vec<u64>,
     },
 }
 
 impl Silo {
     pub(crate) fn new(silo: &scenario::Silo, seed: u64) -> Self {
-        // A record's share of all levels of the index, and a node a level that is not full.
+        // Each record's share of all index levels, and a partial node per level.
         let bytes = silo.size_mib * MIB - LOADS_MAX as u64 / 2 * NODE;
         let records = bytes / (RECORD + NODE.div_ceil(FANOUT - 1));
         let threads = u64::from(silo.threads);
@@ -97,10 +96,10 @@ impl Silo {
     }
 }
 
-/// Which set of keys is popular: another after every `drift_ns`.
+/// The key at a popularity rank; the assignment changes every `drift_ns`.
 fn drifted(rank: u64, records: u64, drift_ns: Option<u64>, now_ns: u64) -> u64 {
     let moves = drift_ns.map_or(0, |drift_ns| now_ns / drift_ns);
-    // A seventh of the store a move: no key is near the top again soon.
+    // A move shifts by a seventh of the store, so no key soon returns to the top.
     (rank + moves % 7 * (records / 7)) % records
 }
 
@@ -160,7 +159,7 @@ impl Generator for Silo {
                             out.push(store(record));
                         }
                     } else {
-                        // Age 0 is the order inserted last.
+                        // Age 0 is the last inserted order.
                         let age = age.rank(rng.next()) + 1;
                         let key = (first + (*inserted + *orders - age) % *orders) * ORDER;
                         index.lookup(base, key, out);
@@ -192,7 +191,7 @@ impl Generator for Silo {
                 let first = thread as u64 * orders;
                 let head = inserted % orders;
                 add(first, head.saturating_sub(newest)..head);
-                // What lies behind the ring's end.
+                // The part behind the ring's end.
                 add(first, orders - newest.saturating_sub(head)..*orders);
             }
         }

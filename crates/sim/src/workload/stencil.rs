@@ -1,10 +1,8 @@
-//! bwaves-like sweeps: a sparse matrix of 5 x 5 blocks, seven for each cell of a cube, times a
-//! vector, again and again.
+//! bwaves-like sweeps: repeated sparse matrix-vector products with 5 x 5 blocks, seven for each cell of a cube.
 //!
-//! For each cell a sweep reads its blocks in a stream, the vector at the cell and its six
-//! neighbours, and writes the result at the cell. The stream is all but uniform; the planes
-//! around the current cell are read seven times. Vector and result change roles after each sweep.
-//! Blocks are read a line at a time: one access stands for the eight words of a line.
+//! For each cell, a sweep streams its blocks, reads the vector at the cell and its six neighbours, and writes the
+//! result at the cell. The stream is nearly uniform; the planes around the current cell are read seven times. Vector
+//! and result swap after each sweep. Blocks are read line by line: one access stands for the eight words of a line.
 
 use demeter_policy::MIB;
 use demeter_scenario as scenario;
@@ -21,14 +19,14 @@ const BLOCKS: usize = 2;
 const VARIABLES: u64 = 40;
 /// Seven blocks of 25 numbers of 8 bytes.
 const BLOCK_BYTES: u64 = 7 * 25 * 8;
-/// Most accesses of a cell: its blocks' lines, its neighbours and itself, the result.
+/// Maximum accesses of a cell: its blocks' lines, its neighbours and itself, the result.
 const CELL_MAX: usize = (BLOCK_BYTES / LINE) as usize + 2 + 7 + 1;
 
-/// Estimated: 175 multiplications and additions, four a cycle.
+/// Estimated: 175 multiplications and additions, four per cycle.
 const CELL_PS: u64 = 15_000;
 
 pub(crate) struct Stencil {
-    /// Cells along an edge of the cube.
+    /// Cells along one edge of the cube.
     edge: u64,
     threads: Vec<Thread>,
 }
@@ -80,7 +78,7 @@ impl Generator for Stencil {
             let vector = memory.base(VECTORS[thread.round % 2]);
             let result = memory.base(VECTORS[(thread.round + 1) % 2]);
             let cell = thread.cells.item();
-            // The cells of a row follow one another; beyond the cube's faces it ends.
+            // Cells of a row are contiguous; the faces of the cube end the neighbourhood.
             let neighbours = [
                 cell.saturating_sub(plane),
                 cell.saturating_sub(row),

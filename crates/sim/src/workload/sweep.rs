@@ -1,33 +1,33 @@
-//! A walk over items that lie one behind the other, again and again.
+//! A cyclic walk over contiguous items.
 //!
 //! # Problem
-//! Where a simulated page stands for `2^k` real ones and an access for `2^k` real ones, a program
-//! that streams would stay in each page `2^k` times too long, and need as much too long for all.
+//! A simulated page and a simulated access both stand for `2^k` real ones. A streaming program would therefore stay in
+//! each page, and in all memory, `2^k` times too long.
 //!
 //! # Approach
-//! Of each simulated page only a real page's worth is walked through, in a row as prefetchers see it;
-//! what follows is skipped.
+//! In each simulated page, the walk visits one real page's worth of contiguous items, as prefetchers expect, and skips
+//! the rest.
 //!
 //! # Properties
-//! - Without scale every item comes once in each round, in order.
-//! - A round visits its items divided by `2^k`, to within a run, evenly over all of them.
+//! - Without scaling, every item is visited once per round, in order.
+//! - A round visits its items divided by `2^k`, to within a run, evenly spread.
 
 use demeter_policy::PAGE_SIZE;
 
-/// The walk.
+/// A cyclic walk, scaled by `2^k`.
 #[derive(Debug, Clone)]
 pub(super) struct Sweep {
     start: u64,
     end: u64,
     next: u64,
-    /// Items in a row, how many of them are left, and how many are skipped then.
+    /// Items per run, items left in this run, and items skipped after it.
     run: u64,
     left: u64,
     skipped: u64,
 }
 
 impl Sweep {
-    /// Over the items `start..end`, of which there is at least one, each of `item_bytes`.
+    /// A walk over the items `start..end` (at least one), each of `item_bytes`.
     pub(super) fn new(items: std::ops::Range<u64>, item_bytes: u64, scale_bits: u32) -> Self {
         let run = PAGE_SIZE.div_ceil(item_bytes.max(1));
         Self {
@@ -40,12 +40,12 @@ impl Sweep {
         }
     }
 
-    /// The item at which it is.
+    /// The current item.
     pub(super) fn item(&self) -> u64 {
         self.next
     }
 
-    /// Goes on to the next item; true when a round is over.
+    /// Advances to the next item; returns true at the end of a round.
     pub(super) fn advance(&mut self) -> bool {
         self.next += 1;
         self.left -= 1;
@@ -108,7 +108,7 @@ mod tests {
                 let within = sweep.run + even / (items / stride).max(1) + 1;
                 prop_assert!(visited.abs_diff(even) <= within, "round {round}: {visited} of {even}");
             }
-            // Each whole stride has had its run in each of the four rounds, give or take one.
+            // Each whole stride had its run in each of the four rounds, give or take one.
             for &visits in &by_stride[..(items / stride) as usize] {
                 prop_assert!(visits.abs_diff(4 * sweep.run) <= 2 * sweep.run, "{visits}");
             }

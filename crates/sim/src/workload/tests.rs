@@ -1,4 +1,4 @@
-//! What holds for every workload, and the share of each one's hot traffic.
+//! Tests of all workloads, and the share of hot traffic in each.
 
 use demeter_policy::{BLOCK_SIZE, ByteCount, GuestVirtAddr, MIB, PAGE_SIZE, VirtRange};
 use demeter_scenario::{
@@ -45,7 +45,7 @@ fn gups(size_mib: u64, hot_mib: u64, hot_weight: f64, threads: u32) -> Kind {
     })
 }
 
-/// The same with single hot blocks.
+/// A gups with scattered hot blocks.
 fn scattered(size_mib: u64, hot_mib: u64, threads: u32) -> Kind {
     match gups(size_mib / 2 * 2, hot_mib / 2 * 2, 0.9, threads) {
         Kind::Gups(gups) => Kind::Gups(Gups {
@@ -56,7 +56,7 @@ fn scattered(size_mib: u64, hot_mib: u64, threads: u32) -> Kind {
     }
 }
 
-/// Two processes: one as `mix`, the other with memory that grows.
+/// Two processes: one like `mix`, the other with growing memory.
 fn several(size_mib: u64, threads: u32) -> Kind {
     let Kind::Mix(first) = mix(size_mib / 2, threads, None) else {
         unreachable!("a mix is one");
@@ -76,7 +76,7 @@ fn several(size_mib: u64, threads: u32) -> Kind {
     })
 }
 
-/// A sweep beside a moving hot set, at once or in turn.
+/// A sweep and a moving hot set, at once or in turn.
 fn mix(size_mib: u64, threads: u32, turns_s: Option<u64>) -> Kind {
     let part = |pattern, hot_mib| Part {
         size_mib: size_mib / 2,
@@ -101,7 +101,7 @@ fn mix(size_mib: u64, threads: u32, turns_s: Option<u64>) -> Kind {
     })
 }
 
-/// Every kind of computed workload.
+/// All computed workloads.
 fn kinds(size_mib: u64, threads: u32) -> Vec<Kind> {
     let memlat = Memlat {
         size_mib: size_mib - size_mib / 3,
@@ -126,7 +126,7 @@ fn kinds(size_mib: u64, threads: u32) -> Vec<Kind> {
     ]
 }
 
-/// The program with its regions placed, a page apart from one another, and their ranges.
+/// The program with its regions placed a page apart, and their ranges.
 fn placed(kind: &Kind, seed: u64) -> (Workload, Vec<VirtRange>) {
     let mut program = Workload::new(kind, seed, 0).unwrap();
     let mut base = 1 << 40;
@@ -201,11 +201,11 @@ fn a_scattered_hot_set_is_made_of_single_blocks_and_gets_its_share() {
     let hot = hot_at(0, 3);
     let whole = |range: &&VirtRange| range.len().0 == BLOCK_SIZE;
     assert_eq!(hot.iter().filter(whole).count(), 64);
-    // Of two that lie beside each other there are few, and another seed has others.
+    // Few hot blocks are adjacent, and another seed selects others.
     let beside = hot.windows(2).filter(|w| w[0].end() == w[1].start());
     assert!(beside.count() < 16);
     assert_ne!(hot, hot_at(0, 4));
-    // It jumps as a whole.
+    // The hot set jumps as a whole.
     let jumped = hot_at(1_000_000_000, 3);
     assert!(jumped.len() == 64 && jumped.iter().all(|range| !hot.contains(range)));
     let (mut program, _) = placed(&kind, 3);
@@ -384,7 +384,7 @@ fn sequential_takes_every_word_in_order_and_begins_again() {
     }
 }
 
-/// Each application's hot part is small and gets far more than its part of the traffic.
+/// Each application's hot part is small, but gets a large share of the traffic.
 #[test]
 fn hot_parts_are_hot() {
     let size_mib = 1024;
@@ -397,7 +397,7 @@ fn hot_parts_are_hot() {
         (silo(size_mib, 1, SiloMix::Tpcc), 0.08, 0.5),
     ] {
         let (mut program, _) = placed(&kind, 5);
-        // Past the beginning, where a ring has no newest part yet.
+        // Skips the start, when a ring has no newest part yet.
         for _ in 0..50 {
             next(&mut program, 0, 0);
         }
@@ -455,7 +455,7 @@ fn bwaves_covers_its_cube() {
     }
 }
 
-/// 144 GiB of addresses cost a few MiB here.
+/// 144 GiB of addresses take a few MiB in the simulator.
 #[test]
 fn a_large_footprint_is_made_at_once() {
     let size_mib = 144 * GIB / MIB;

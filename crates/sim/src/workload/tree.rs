@@ -1,17 +1,17 @@
-//! A B+-tree as arithmetic: where its nodes lie, and which lines a lookup reads.
+//! A computed B+-tree: positions of its nodes, and the lines read by a lookup.
 //!
-//! The tree is full and bulk-loaded bottom-up, as databases build an index: all leaves in key
-//! order, then level by level what points to them, the root last.
+//! The tree is full and bulk-loaded bottom-up, as databases build an index. Leaves come first in key order, then each
+//! level of inner nodes, the root last.
 
 use super::memory::{LINE, load};
 use crate::Batch;
 
-/// Bytes of a node: four cache lines, so that a node costs about what a page-walk does.
+/// Bytes of a node: four cache lines, so a node costs about as much as a page walk.
 pub(crate) const NODE: u64 = 256;
-/// Keys in a node: 8 bytes of key and 8 of pointer or value each, less one pair of header.
+/// Keys per node: 8 bytes of key and 8 of pointer or value each, minus one pair for the header.
 pub(crate) const FANOUT: u64 = NODE / 16 - 1;
 
-/// Most loads of a lookup: two a level, and 2^64 keys have 17 levels.
+/// Maximum loads of a lookup: two per level; 2^64 keys need 17 levels.
 pub(crate) const LOADS_MAX: usize = 34;
 
 /// A tree over `keys` keys.
@@ -24,14 +24,14 @@ pub(crate) struct Tree {
 
 #[derive(Debug, Clone)]
 struct Level {
-    /// Where its first node begins, bytes into the tree.
+    /// Byte offset of its first node in the tree.
     start: u64,
-    /// Keys below one of its nodes.
+    /// Number of keys below one of its nodes.
     keys_per_node: u64,
 }
 
 impl Tree {
-    /// The tree over `keys` keys, at least one.
+    /// A tree over `keys` keys, at least one.
     pub(crate) fn new(keys: u64) -> Self {
         let mut levels = Vec::new();
         let (mut start, mut keys_per_node) = (0, FANOUT);
@@ -51,15 +51,14 @@ impl Tree {
         Self { keys, levels }
     }
 
-    /// The largest tree of at most `bytes`, which must hold a node.
+    /// The largest tree that fits into `bytes`, at least one node.
     pub(crate) fn of_bytes(bytes: u64) -> Self {
-        // All levels together have less than 1 / (FANOUT - 1) of the leaves' nodes above them,
-        // and one more each for a node that is not full.
+        // All inner levels together need less than 1 / (FANOUT - 1) of the leaf nodes, plus one partial node per level.
         let leaves = (bytes / NODE).saturating_sub(20) * (FANOUT - 1) / FANOUT;
         Self::new(leaves.max(1) * FANOUT)
     }
 
-    /// How many keys there are.
+    /// Number of keys.
     pub(crate) fn keys(&self) -> u64 {
         self.keys
     }
@@ -69,13 +68,13 @@ impl Tree {
         self.levels[0].start + NODE
     }
 
-    /// Bytes of the leaves; the inner nodes lie behind them.
+    /// Bytes of the leaves; inner nodes follow them.
     pub(crate) fn leaf_bytes(&self) -> u64 {
         self.keys.div_ceil(FANOUT) * NODE
     }
 
-    /// The loads of a lookup of `key` (below the count): in each node from the root to the leaf
-    /// the middle line, where the search begins, and the line where it ends.
+    /// Appends the loads of a lookup of `key` (below the count). In each node from the root to the leaf it reads the
+    /// middle line, where the search begins, and the line where it ends.
     #[inline]
     pub(crate) fn lookup(&self, base: u64, key: u64, out: &mut Batch) {
         for level in &self.levels {
@@ -94,7 +93,7 @@ mod tests {
 
     #[test]
     fn a_small_tree_by_hand() {
-        // 15 keys a leaf: 31 keys need 3 leaves and a root behind them.
+        // 15 keys per leaf: 31 keys need 3 leaves, followed by a root.
         let tree = Tree::new(31);
         assert_eq!((tree.leaf_bytes(), tree.bytes()), (3 * NODE, 4 * NODE));
         let mut batch = Batch::default();

@@ -1,12 +1,12 @@
-//! XSBench-like lookups of macroscopic cross sections, on a unionised energy grid.
+//! XSBench-like lookups of macroscopic cross sections on a unionised energy grid.
 //!
-//! A lookup draws an energy and a material, finds the energy by a binary search of the unionised
-//! grid, reads that point's row of the index grid for each nuclide of the material, and there the
-//! two neighbouring points of the nuclide's own grid. The nuclides' grids are a thirtieth of
-//! the memory and get most of the accesses: a hot spot that stays. They are allocated first.
+//! A lookup draws an energy and a material, and finds the energy by binary search in the unionised grid. For each
+//! nuclide of the material, it reads that point's row of the index grid, and two neighbouring points of the nuclide's
+//! own grid. The nuclides' grids are a thirtieth of the memory, but get most accesses: a permanent hot spot. They are
+//! allocated first.
 //!
-//! Sizes, materials and their shares are those of XSBench's "large" problem; only the number of
-//! energies follows from the memory.
+//! Sizes, materials and their shares follow XSBench's "large" problem. Only the number of energies depends on the
+//! memory size.
 
 use demeter_policy::MIB;
 use demeter_scenario as scenario;
@@ -20,7 +20,7 @@ const NUCLIDE_GRIDS: usize = 0;
 const ENERGIES: usize = 1;
 const INDEX_GRID: usize = 2;
 
-/// Nuclides.
+/// Number of nuclides.
 const NUCLIDES: u64 = 355;
 /// An energy and five cross sections, 8 bytes each.
 const POINT: u64 = 48;
@@ -29,7 +29,7 @@ const ENERGY: u64 = 8;
 /// An index into a nuclide's grid.
 const INDEX: u64 = 4;
 
-/// For each material how many nuclides it has, and its share of the lookups.
+/// By material: its number of nuclides, and its share of lookups.
 const MATERIALS: [(u64, f64); 12] = [
     (321, 0.140),
     (5, 0.052),
@@ -48,20 +48,20 @@ const MATERIALS: [(u64, f64); 12] = [
 /// Estimated: five interpolations for each of 56 nuclides, the mean.
 const LOOKUP_PS: u64 = 500_000;
 
-/// Most accesses of a step: a binary search over 2^64 energies.
+/// Maximum accesses of a step: a binary search over 2^64 energies.
 const STEP_MAX: usize = 64;
 
 pub(crate) struct Xsbench {
     /// Points of the unionised grid.
     energies: u64,
-    /// Random numbers below these are of the material or of one before it.
+    /// Random numbers below a bound select its material or an earlier one.
     material_below: [u64; MATERIALS.len()],
     threads: Vec<Thread>,
 }
 
 struct Thread {
     rng: Rng,
-    /// Nuclides of the current lookup that are still to read.
+    /// Nuclides of the current lookup that are left.
     left: std::ops::Range<u64>,
     /// Point of the unionised grid.
     point: u64,
@@ -70,7 +70,7 @@ struct Thread {
 impl Xsbench {
     pub(crate) fn new(app: &scenario::App, seed: u64) -> Self {
         let bytes_per_energy = POINT + ENERGY + NUCLIDES * INDEX;
-        // Each nuclide has the same number of points.
+        // All nuclides have equally many points.
         let points = (app.size_mib * MIB / bytes_per_energy / NUCLIDES).max(1);
         let mut below = 0.0;
         let thread = |rng| Thread {
@@ -130,7 +130,7 @@ impl Generator for Xsbench {
                 let material = self.material_below.iter().position(|&b| random < b);
                 let material = material.unwrap_or(MATERIALS.len() - 1);
                 let (count, _) = MATERIALS[material];
-                // Materials share few nuclides: each begins elsewhere.
+                // Materials share few nuclides, so each begins at another nuclide.
                 let first = material as u64 * 31 % (NUCLIDES - count);
                 thread.left = first..first + count;
                 thread.point = thread.rng.below(self.energies);

@@ -1,38 +1,38 @@
-//! Popularity by rank: the thing of rank r (from 1) is asked for in proportion to r^-theta.
+//! Zipf distribution: the element of rank r (from 1) has a probability proportional to r^-theta.
 //!
-//! **Problem.** A draw per few accesses, over up to 2^40 things, in nanoseconds, the same on
-//! every machine.
+//! **Problem.** Every few accesses need a draw from up to 2^40 elements, within nanoseconds, and reproducible on every
+//! machine.
 //!
-//! **Approach.** The ranks are cut into some hundred buckets: the first 64 ranks one each, then
-//! buckets a sixteenth as long as what lies before them. A table of bounds gives each bucket its
-//! share of the random numbers; a second table, indexed by the number's high bits, says where to
-//! begin the search. Within a bucket all ranks are equally likely.
+//! **Approach.** The ranks are divided into some hundred buckets. The first 64 ranks have one each; each later bucket
+//! has a sixteenth of the length before it. A table of bounds gives each bucket its share of the random numbers. A
+//! second table, indexed by the upper bits of the number, gives the start of the search. Within a bucket all ranks are
+//! equally likely.
 //!
-//! **Properties.** Ranks stay in `0..count`; shares are those of the law, within 7 % at the edge
-//! of a bucket and much less over several; the same random number is the same rank.
+//! **Properties.** Ranks stay in `0..count`. Shares follow the law within 7 % at the edge of a bucket, and much closer
+//! over several buckets. Equal random numbers give equal ranks.
 
 use super::rng::{mix, scale};
 
-/// Ranks with a bucket of their own.
+/// Number of ranks with their own bucket.
 const SINGLES: u64 = 64;
-/// A later bucket's length is its first rank over this.
+/// Length of a later bucket: its first rank divided by this.
 const STEP: u64 = 16;
-/// Bits of a random number that index the guide.
+/// Bits of a random number that index the guide table.
 const GUIDE_BITS: u32 = 12;
 
 /// Zipf's law over `0..count`, rank 0 the most popular.
 #[derive(Debug, Clone)]
 pub(crate) struct Zipf {
-    /// First rank of each bucket, and the count at the end.
+    /// First rank of each bucket, and the count as last entry.
     starts: Vec<u64>,
-    /// Random numbers below this fall into the bucket or an earlier one.
+    /// Random numbers below a bound fall into its bucket or an earlier one.
     bounds: Vec<u64>,
-    /// For each value of the high bits the first bucket that it can fall into.
+    /// For each value of the upper bits, the first possible bucket.
     guide: Vec<u16>,
 }
 
 impl Zipf {
-    /// The law with exponent `theta` over `count` things, at least one.
+    /// The law with exponent `theta` over `count` elements, at least one.
     pub(crate) fn new(count: u64, theta: f64) -> Self {
         let mut starts = vec![0];
         let mut masses = Vec::new();
@@ -53,7 +53,7 @@ impl Zipf {
                 super::rng::bound(below)
             })
             .collect();
-        // Rounding must leave no random number without a bucket.
+        // Rounding must not leave a random number without a bucket.
         if let Some(last) = bounds.last_mut() {
             *last = u64::MAX;
         }
@@ -70,7 +70,7 @@ impl Zipf {
         }
     }
 
-    /// The rank that belongs to a random number.
+    /// The rank for a random number.
     #[inline]
     pub(crate) fn rank(&self, random: u64) -> u64 {
         let mut bucket = usize::from(self.guide[(random >> (64 - GUIDE_BITS)) as usize]);
@@ -83,8 +83,7 @@ impl Zipf {
     }
 }
 
-/// The law's mass over the ranks `start..end` (from 0), not normalised: exact for one rank, the
-/// integral for more.
+/// Unnormalised mass of the ranks `start..end` (from 0): exact for one rank, the integral for more.
 fn mass(start: u64, end: u64, theta: f64) -> f64 {
     if end - start == 1 {
         return (end as f64).powf(-theta);

@@ -1,4 +1,4 @@
-//! `demeter host` in the host, which gives guests with agents of their own their fast memory.
+//! `demeter host` in the host, which resizes the fast memory of guests that have agents.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -15,25 +15,25 @@ use crate::inside::testbed::Testbed;
 use crate::link::{GUESTS_MEMORY_DIR, Totals};
 use crate::provision::is_settled;
 
-/// How long a guest may take to get the size that it begins with, and between two looks at it. Its driver is emulated twice.
+/// Time limit for a guest to reach its initial size, and the polling interval. Its driver is emulated twice.
 const SIZE_LIMIT: Duration = Duration::from_secs(120);
 const SIZE_LOOK: Duration = Duration::from_millis(200);
 
-/// The controller. It is there before the guests, and each has its size before it fills its memory.
+/// The controller. It starts before the guests, and each gets its size before it populates its memory.
 #[derive(Debug)]
 pub struct Balloons {
     controller: AgentProcess,
-    /// By what it divides fast memory in the timed phase; until then guests keep what they begin with.
+    /// The policy of the timed phase; until then guests keep their initial sizes.
     policy: Policy,
 }
 
 impl Balloons {
-    /// Makes room for the guests' memory, and starts the controller.
+    /// Prepares the guests' memory, and starts the controller.
     pub fn start(bed: &Testbed<'_>, policy: Policy) -> Result<Self, Fault> {
         let dir = GUESTS_MEMORY_DIR;
         fs::create_dir_all(dir).map_err(Fault::io("create", dir))?;
-        // The emulator advises huge pages. Backing small ones on demand took a fault of KVM each, and more time than
-        // agents are willing to spend on moving.
+        // The emulator requests huge pages. Small ones on demand cost a KVM fault each, more time than agents would
+        // spend on migration.
         mount("tmpfs", dir, "size=100%,huge=advise")?;
         Ok(Self {
             controller: AgentProcess::start_controller(bed)?,
@@ -47,7 +47,7 @@ impl Rival for Balloons {
         let deadline = Instant::now() + SIZE_LIMIT;
         loop {
             self.controller.check()?;
-            // It may not be up yet.
+            // The controller may still be starting.
             let view = controllers_view();
             let vm = view.as_ref().ok();
             let vm = vm.and_then(|view| view.vms.iter().find(|vm| vm.name == guest));
@@ -83,7 +83,7 @@ impl Rival for Balloons {
         self.controller.check()
     }
 
-    /// Guests move their memory themselves.
+    /// Guests migrate their own memory.
     fn moved_bytes(&mut self, _totals: &Totals) -> Option<(u64, u64)> {
         Some((0, 0))
     }

@@ -1,4 +1,4 @@
-//! A guest's emulator: started, heard, told to go on, and gone with its value.
+//! The emulator process of a guest.
 
 use std::fs;
 use std::io::Write;
@@ -15,10 +15,10 @@ use crate::inside::observer::Observer;
 use crate::link::{GO, GuestStart, LineReader, VmMessage};
 use crate::vm::dies_with_this_thread;
 
-/// What was heard of a guest, by its number: a report, or nothing more since its link has closed.
+/// A report of a guest, by its number; none after its link has closed.
 pub type Heard = (usize, Option<Result<VmMessage, Fault>>);
 
-/// A guest's emulator; killed when dropped.
+/// A guest's emulator; dropping it kills it.
 #[derive(Debug)]
 pub struct Guest {
     /// The guest's name.
@@ -28,7 +28,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Starts it. A thread hears it, as number `index`, until its link closes.
+    /// Starts the emulator. A thread reads its reports, as number `index`, until its link closes.
     pub fn start(
         root: &Path,
         start: &GuestStart,
@@ -54,16 +54,16 @@ impl Guest {
             let mut reports = LineReader::new(reports);
             loop {
                 let report = match reports.next_line() {
-                    // A VM begins with an empty line.
+                    // A VM's first line is empty.
                     Ok(Some(line)) if line.is_empty() => continue,
                     Ok(Some(line)) => Some(serde_json::from_str(&line).map_err(|error| {
-                        Fault::Guest(format!("{name} said {line:?}, which is no report: {error}"))
+                        Fault::Guest(format!("{name} sent {line:?}, not a report: {error}"))
                     })),
                     Ok(None) => None,
                     Err(error) => Some(Err(Fault::io("read from the guest", &name)(error))),
                 };
                 let is_last = !matches!(report, Some(Ok(_)));
-                // Nobody listens any more once the run is over.
+                // The receiver is gone after the run.
                 if heard.send((index, report)).is_err() || is_last {
                     return;
                 }
@@ -76,17 +76,17 @@ impl Guest {
         })
     }
 
-    /// Its process.
+    /// PID of the emulator.
     pub fn pid(&self) -> Pid {
         Pid(self.child.id())
     }
 
-    /// Lets it go on from where it waits.
+    /// Lets the guest continue from its wait.
     pub fn go(&mut self) -> Result<(), Fault> {
         writeln!(self.orders, "{GO}").map_err(Fault::io("write to the guest", &self.name))
     }
 
-    /// How it ended, once its link has closed.
+    /// Its exit as an error, after its link has closed.
     pub fn ended(&mut self) -> Fault {
         match self.child.wait() {
             Ok(status) => Fault::Guest(format!("{} ended early ({status})", self.name)),
@@ -97,14 +97,14 @@ impl Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        // Both fail only when it has ended already, which is as well.
+        // Both fail only if it has exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// What gives a guest the memory of the host's sampling unit, in a device like the host's own: records have
-/// guest-virtual addresses, which are the guest's own while it runs.
+/// Arguments that give a guest the host's sample memory, in a device like the host's. Records have guest-virtual
+/// addresses, which belong to the guest while it runs.
 fn unit_args(shared: &Path) -> Result<[String; 4], Fault> {
     let bytes = fs::metadata(shared)
         .map_err(Fault::io("read", shared))?
@@ -118,18 +118,18 @@ fn unit_args(shared: &Path) -> Result<[String; 4], Fault> {
     ])
 }
 
-/// A guest's memory as its emulator maps it, without what the emulator has for itself.
+/// A guest's memory in its emulator's address space, without the emulator's own memory.
 #[derive(Debug)]
 pub struct GuestMemory {
-    /// One for each of its nodes, with its size in bytes.
+    /// One observer per node, with the node's size in bytes.
     nodes: Vec<(Observer, u64)>,
 }
 
 impl GuestMemory {
-    /// Finds the mappings of nodes of these sizes in process `pid`; `fast` is the node of the fast tier.
+    /// Finds the mappings of nodes with these sizes in process `pid`; `fast` is the node of the fast tier.
     pub fn find(root: &Path, pid: Pid, node_bytes: &[u64], fast: NodeId) -> Result<Self, Fault> {
         let maps = read_maps(root, pid)
-            .map_err(|error| Fault::Guest(format!("has no memory to be seen: {error}")))?;
+            .map_err(|error| Fault::Guest(format!("has no readable memory: {error}")))?;
         let nodes = nodes_among(&maps, node_bytes)?.into_iter();
         let nodes = nodes.map(|range| (Observer::new(pid, range, fast), range.len().0));
         Ok(Self {
@@ -137,7 +137,7 @@ impl GuestMemory {
         })
     }
 
-    /// How much of it lies in fast memory, bytes, by a sample of its pages.
+    /// Estimates the guest's bytes in fast memory from a sample of pages.
     pub fn fast_bytes(&mut self) -> Result<u64, Fault> {
         self.nodes.iter_mut().try_fold(0, |sum, (node, bytes)| {
             Ok(sum + (node.in_fast()? * *bytes as f64) as u64)
@@ -145,7 +145,7 @@ impl GuestMemory {
     }
 }
 
-/// The mappings that are nodes of these sizes.
+/// The mappings with the sizes of these nodes.
 fn nodes_among(maps: &[Vma], node_bytes: &[u64]) -> Result<Vec<VirtRange>, Fault> {
     let ranges = maps.iter().map(|vma| vma.range);
     let nodes: Vec<_> = ranges

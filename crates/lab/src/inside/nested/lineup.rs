@@ -1,4 +1,4 @@
-//! Guests side by side become one machine's reports: what each has said of one moment, together.
+//! Merges the reports of several guests into one machine's reports.
 
 use std::collections::VecDeque;
 use std::mem::{Discriminant, discriminant};
@@ -7,24 +7,24 @@ use super::Fault;
 use crate::link::{Interval, ProgramFigure, Totals, VmMessage};
 use crate::workload::Rate;
 
-/// More reports than a guest is ahead of another by: one for each second of the longest timed phase.
+/// Maximum lead of one guest's reports over another's: one per second of the longest timed phase.
 const AHEAD_MAX: usize = 4096;
 
-/// What guests have said and the others have not yet.
+/// Reports of guests that wait for the other guests' reports.
 #[derive(Debug)]
 pub struct Lineup {
     said: Vec<VecDeque<VmMessage>>,
 }
 
 impl Lineup {
-    /// Of so many guests.
+    /// An empty queue for each of `guests` guests.
     pub fn new(guests: usize) -> Self {
         Self {
             said: vec![VecDeque::new(); guests],
         }
     }
 
-    /// Takes a guest's next report in.
+    /// Adds a guest's next report.
     pub fn push(&mut self, guest: usize, report: VmMessage) -> Result<(), Fault> {
         let said = &mut self.said[guest];
         if said.len() >= AHEAD_MAX {
@@ -37,18 +37,18 @@ impl Lineup {
         Ok(())
     }
 
-    /// Whether a guest has finished, and waits for others that have not.
+    /// Whether a guest has finished and waits for the others.
     pub fn has_finished(&self, guest: usize) -> bool {
         self.said[guest].back() == Some(&VmMessage::Finished)
     }
 
-    /// A guest begins anew.
+    /// Drops a guest's reports, as it starts again.
     pub fn forget(&mut self, guest: usize) {
         self.said[guest].clear();
     }
 
-    /// One report of each guest, all of the same kind, once all are there. A guest that has an interval more
-    /// than another loses it.
+    /// Returns one report of each guest, once all have arrived. All are of one kind. If one guest has an extra
+    /// interval, it is dropped.
     pub fn next(&mut self) -> Result<Option<Vec<VmMessage>>, Fault> {
         loop {
             let fronts: Option<Vec<Discriminant<VmMessage>>> = self
@@ -82,8 +82,7 @@ impl Lineup {
     }
 }
 
-/// One report of several guests with these names, which have so much fast memory as far as that is known. A single
-/// guest's is its own.
+/// Merges the reports of the named guests, with their fast memory if known. A single guest's report is unchanged.
 pub fn merge(names: &[&str], fast_bytes: &[u64], mut reports: Vec<VmMessage>) -> Option<VmMessage> {
     if reports.len() < 2 {
         return reports.pop();
@@ -135,7 +134,7 @@ pub fn merge(names: &[&str], fast_bytes: &[u64], mut reports: Vec<VmMessage>) ->
     })
 }
 
-/// What several reports of one kind say together.
+/// The combination of several reports of one kind.
 #[derive(Debug, Default)]
 struct Merged {
     t_s: f64,
@@ -179,7 +178,7 @@ impl Merged {
         self
     }
 
-    /// The mean, where each of so many guests says it.
+    /// The mean, if all guests report it.
     fn hot_in_fast(&self, guests: usize) -> Option<f64> {
         let shares = &self.hot_in_fast;
         (shares.len() == guests).then(|| shares.iter().sum::<f64>() / guests as f64)
@@ -273,7 +272,7 @@ mod tests {
             panic!()
         };
         assert_eq!(text, "== a\nx\n== b\ny\n");
-        // Latencies of several have no sum.
+        // Latencies of several guests cannot be added.
         assert_eq!(Rate::sum(&[Some(Rate::LatencyNs(1.0)); 2]), None);
     }
 }

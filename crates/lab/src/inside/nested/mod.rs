@@ -1,8 +1,8 @@
-//! The inside of a host: its guests, and what they report.
+//! The inside of a host VM: its guests and their reports.
 //!
-//! A guest is a lab VM itself, whose job measures as everywhere. The host is between its guests and the
-//! link: it makes slow memory slow when all have filled their memory, lets them begin together, starts its own clock,
-//! puts its own counters in the place of theirs, and says what each has of fast memory.
+//! A guest is a lab VM itself and runs an ordinary job. The host sits between its guests and the link. It enables the
+//! slow memory delay when all guests have populated their memory, and starts them together. It uses its own clock,
+//! replaces their counters by its own, and reports each guest's fast memory.
 
 mod balloons;
 mod guest;
@@ -27,12 +27,11 @@ use crate::link::{GuestStart, Totals, VmMessage};
 use guest::{Guest, GuestMemory, Heard};
 use lineup::{Lineup, merge};
 
-/// Boots, as long as a guest has not filled its memory: its kernel panics in some, with an interrupt that comes
-/// while interrupts are off. The emulator's virtualization does that, whatever manages memory.
+/// Attempts to boot a guest until it has populated its memory. In some boots, its kernel panics on an interrupt that
+/// arrives while interrupts are disabled. The emulator's virtualization causes that, under any system.
 const BOOTS: u32 = 3;
 
-/// Starts the guests by their command lines and sends on what they report, until they have finished. The host
-/// is managed by `rival`.
+/// Starts the guests and forwards their reports until they have finished. `rival` manages the host.
 pub fn watch(
     link: &mut Link,
     bed: &Testbed<'_>,
@@ -87,7 +86,7 @@ fn relay(
             VmMessage::Interval(interval) => {
                 rival.check()?;
                 if std::mem::take(&mut first) {
-                    // A controller's kdamond starts some time after it.
+                    // A controller's kdamond starts some time after the controller.
                     counters.follow_kernel_threads()?;
                 }
                 interval.totals = totals_of_host(&counters, rival.as_mut(), &interval.totals)?;
@@ -105,14 +104,14 @@ fn relay(
     rival.stop()
 }
 
-/// Guests side by side.
+/// The guests of a host.
 struct Guests<'a> {
     bed: &'a Testbed<'a>,
     starts: &'a [GuestStart],
     running: Vec<Guest>,
-    /// The memory of each, where there are several, once all have filled theirs.
+    /// The memory of each guest, if there are several, once all have populated theirs.
     memories: Vec<GuestMemory>,
-    /// How often each was booted.
+    /// Number of boots of each guest.
     boots: Vec<u32>,
     heard: Sender<Heard>,
     inbox: Receiver<Heard>,
@@ -140,14 +139,14 @@ impl<'a> Guests<'a> {
         })
     }
 
-    /// What all have reported next. The host's own time limit bounds the wait.
+    /// The next merged report of all guests. The host's own time limit bounds the wait.
     fn next_report(&mut self, rival: &mut dyn Rival) -> Result<VmMessage, Fault> {
         loop {
             if let Some(reports) = self.lineup.next()? {
                 let names: Vec<&str> = self.starts.iter().map(|start| &start.name[..]).collect();
                 let fast = match reports.first() {
                     Some(VmMessage::Interval(_) | VmMessage::Done { .. }) => self.fast_bytes()?,
-                    // After that a guest may be gone before another has finished.
+                    // After that, a guest may exit before the others have finished.
                     _ => vec![],
                 };
                 if let Some(report) = merge(&names, &fast, reports) {
@@ -159,19 +158,19 @@ impl<'a> Guests<'a> {
                 }
             }
             let heard = self.inbox.recv();
-            let (index, report) = heard.map_err(|_| Fault::Guest("is not heard".into()))?;
+            let (index, report) = heard.map_err(|_| Fault::Guest("has closed its link".into()))?;
             match report {
                 Some(Ok(VmMessage::Failed { what })) => {
                     let name = &self.starts[index].name;
                     return Err(Fault::Guest(format!("{name} has failed: {what}")));
                 }
-                // A guest that is booted again is sized again.
+                // A rebooted guest gets its size again.
                 Some(Ok(VmMessage::Booted { .. })) => {
                     rival.size(&self.starts[index].name)?;
                     self.running[index].go()?;
                 }
                 Some(Ok(VmMessage::Sized { .. })) => {}
-                // Each moves its own hot set: of all together that says nothing.
+                // With several guests, the hot set of one says nothing about all.
                 Some(Ok(VmMessage::Shift { .. })) if self.running.len() > 1 => {}
                 Some(Ok(report)) => self.lineup.push(index, report)?,
                 Some(Err(fault)) => return Err(fault),
@@ -181,7 +180,7 @@ impl<'a> Guests<'a> {
         }
     }
 
-    /// Boots a guest again that has ended before all had filled their memory.
+    /// Reboots a guest that exited before all had populated their memory.
     fn boot_again(&mut self, index: usize) -> Result<(), Fault> {
         let ended = self.running[index].ended();
         if self.has_filled || self.boots[index] == BOOTS {
@@ -194,7 +193,7 @@ impl<'a> Guests<'a> {
         Ok(())
     }
 
-    /// Fast memory that each has, where there are several.
+    /// Fast memory of each guest, if there are several.
     fn fast_bytes(&mut self) -> Result<Vec<u64>, Fault> {
         let each = self.memories.iter_mut();
         each.map(GuestMemory::fast_bytes).collect()
@@ -220,9 +219,10 @@ impl<'a> Guests<'a> {
     }
 }
 
-/// The host's counters, and its guests' of the same moment where agents manage memory: bytes moved in either,
-/// and the CPU time of agents, which to the host is the guests' own. The kernel counts a guest's time by ticks, and in some
-/// runs half of it as its emulator's system time: all of that is the guest's here, also what faults and hints cost.
+/// The host's counters, with those of its guests at the same time if agents manage memory. From guests come bytes
+/// moved, and the agents' CPU time, which the host sees as guest time. The kernel counts guest time by ticks. In some
+/// runs it attributes half of it to the emulator's system time. All of that counts as guest time here, including the
+/// cost of faults and hints.
 fn totals_of_host(
     counters: &Counters,
     rival: &mut dyn Rival,
@@ -242,5 +242,5 @@ fn totals_of_host(
     Ok(totals)
 }
 
-/// Causes of CPU time in a guest that are its agent's.
+/// Causes of CPU time in a guest that belong to its agent.
 const MANAGEMENT: [&str; 3] = ["agent_user", "agent_system", "kdamond"];

@@ -1,12 +1,11 @@
-//! DAMON as a rival: `migrate_hot` and `migrate_cold` over physical memory.
+//! DAMON as a rival: `migrate_hot` and `migrate_cold` on physical memory.
 //!
-//! One kdamond for each node, as DAMON's authors lay tiering out: the slow node's promotes its
-//! hot regions, the fast node's demotes its cold ones. Interface: Documentation/admin-guide/mm/
-//! damon/usage.rst of the kernel; `migrate_*` exists since 6.11.
+//! There is one kdamond per node, as DAMON's authors recommend for tiering. The slow node's kdamond promotes its hot
+//! regions; the fast node's demotes its cold ones. The interface is in Documentation/admin-guide/mm/damon/usage.rst of
+//! the kernel; `migrate_*` exists since 6.11.
 //!
-//! A kernel that tunes DAMON itself (intervals since 6.15, quotas by the use of a node since 6.16)
-//! is asked to, with the figures of damo's `scripts/mem_tier.sh`. An older one, as Debian's 6.12,
-//! is set by hand.
+//! A kernel that can tune DAMON (intervals since 6.15, quotas by node usage since 6.16) does so, with the parameters of
+//! damo's `scripts/mem_tier.sh`. An older kernel, such as Debian's 6.12, gets fixed parameters.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -24,39 +23,38 @@ const ADMIN: &str = "sys/kernel/mm/damon/admin/kdamonds";
 /// Microseconds in a millisecond.
 const US_PER_MS: u64 = 1000;
 
-/// Looks that make one verdict: DAMON's default, and the most accesses that a region can show.
+/// Samples per aggregation: DAMON's default, and the maximum access count of a region.
 const LOOKS: u64 = 20;
 
-/// By hand, time between two looks at a region's accessed bit, milliseconds: four times DAMON's
-/// default. A look walks the reverse map, which costs an emulated CPU many times what it costs
-/// hardware; at the default kdamond takes most of the CPU from the workload.
+/// Fixed sampling interval, milliseconds: four times DAMON's default. A sample walks the reverse map, which is far
+/// slower on an emulated CPU than on hardware. At the default, kdamond takes most of the CPU from the workload.
 const SAMPLE_MS: u32 = 20;
 
-/// Verdicts after which regions are laid out anew.
+/// Aggregations between two updates of regions.
 const VERDICTS_PER_UPDATE: u64 = 10;
 
-/// By hand, regions for each node: from the start small enough to tell a hot set of a tenth of
-/// memory, and at most so many that a round of looks stays a few milliseconds.
+/// Fixed minimum and maximum number of regions per node. The minimum resolves a hot set of a tenth of memory from the
+/// start. The maximum keeps a round of samples within a few milliseconds.
 const REGIONS: (u64, u64) = (50, 300);
 
-/// By hand, MiB that either scheme may move a second. Enough to bring a hot set of 100 MiB over in a
-/// few seconds; hotter (colder) regions go first.
+/// Fixed quota of each scheme, MiB per second. It moves a hot set of 100 MiB within a few seconds; hotter (colder)
+/// regions take precedence.
 const RATE_MIB_PER_S: u32 = 64;
 
-/// What decides which regions go first under a quota: all alike, as damo sets them. In the kernel they are
-/// zero until somebody writes them, and then regions go in the order of addresses.
+/// Weights of the criteria that rank regions under a quota: all equal, as in damo. The kernel's default is zero, which
+/// ranks regions by address.
 const WEIGHT: u32 = 1;
 
-/// By hand, hot: accessed in at least a tenth of the looks. Cold: in at most a twentieth, for two
-/// seconds. A look sees one page of a region for one sampling interval, so that even memory which
-/// takes most of the traffic seldom shows in every look.
+/// Fixed thresholds. Hot: accessed in at least a tenth of the samples. Cold: in at most a twentieth, for two seconds. A
+/// sample observes one page of a region for one interval. Even memory with most of the traffic therefore rarely shows
+/// in every sample.
 const HOT_ACCESSES_MIN: u64 = LOOKS / 10;
 const COLD_ACCESSES_MAX: u64 = LOOKS / 20;
 const COLD_US: u64 = 2_000_000;
 
-/// damo's figures for a kernel that tunes itself: looks that find 4 % of all they could, over three
-/// verdicts, each look after 5 ms to 10 s; quotas of 200 MB a second, for each scheme less as its
-/// goal is nearer.
+/// damo's parameters for a kernel that tunes itself. Samples should find 4 % of the possible accesses, over three
+/// aggregations, at intervals of 5 ms to 10 s. Quotas are 200 MB a second, less for a scheme that is closer to its
+/// goal.
 const GOAL: [(&str, u64); 4] = [
     ("access_bp", 400),
     ("aggrs", 3),
@@ -67,21 +65,21 @@ const TUNED_RATE_MIB_PER_S: u32 = 200;
 const TUNED_REGIONS: (u64, u64) = (10, 1000);
 const APPLY_US: u64 = 1_000_000;
 
-/// One kdamond: what it does to which node.
+/// The action of one kdamond on its node.
 struct Scheme {
     node: u32,
     action: &'static str,
     target_node: u32,
-    /// Accesses by hand, of [`LOOKS`].
+    /// Fixed thresholds of accesses, out of [`LOOKS`].
     accesses: (u64, u64),
-    /// Shortest time that a region has been so, by hand, microseconds.
+    /// Fixed minimum age of a region, microseconds.
     age_min_us: u64,
-    /// The same as damo has it, in hundredths of all that can be; any age.
+    /// damo's thresholds of accesses, in percent of the maximum, for any age.
     tuned_percent: (u64, u64),
-    /// Where the kernel can, the use of the fast node that it works towards, ten-thousandths.
+    /// Target usage of the fast node, in ten-thousandths, if the kernel supports it.
     goal: (&'static str, u64),
-    /// Look at each page once more before it moves, because a region's verdict comes from one
-    /// page: promote only pages accessed since, demote only others.
+    /// Whether to move accessed pages or idle ones. Each page is checked again before it moves, as a region's access
+    /// count comes from one page.
     moves_young: bool,
 }
 
@@ -151,7 +149,7 @@ impl Damon {
     }
 }
 
-/// One kdamond's context, its folder in sysfs.
+/// The context of one kdamond, a folder in sysfs.
 struct Context<'a> {
     damon: &'a Damon,
     folder: String,
@@ -217,13 +215,12 @@ impl Context<'_> {
         }
         of_scheme("filters/nr_filters", &1)?;
         of_scheme("filters/0/type", &"young")?;
-        // What a filter matches is left out.
+        // Pages that match a filter are excluded.
         let left_out = if scheme.moves_young { "N" } else { "Y" };
         of_scheme("filters/0/matching", &left_out)
     }
 
-    /// The use of the fast node to work towards, where the kernel knows how; else the quota alone
-    /// holds.
+    /// Sets the target usage of the fast node, if the kernel supports it. If not, only the quota applies.
     fn set_goal(&self, scheme: &Scheme) -> Result<(), Fault> {
         let goals = "schemes/0/quotas/goals";
         let (metric, value) = scheme.goal;
@@ -238,13 +235,12 @@ impl Context<'_> {
 }
 
 impl Rival for Damon {
-    /// Nobody counts them: its own counter, sz_applied, also counts pages that were meant to be
-    /// promoted and landed in the slow node again.
+    /// Unknown: DAMON's counter, sz_applied, includes pages that should be promoted but stayed in the slow node.
     fn moved_bytes(&mut self, _totals: &Totals) -> Option<(u64, u64)> {
         None
     }
 
-    /// Switches both kdamonds off.
+    /// Stops both kdamonds.
     fn stop(self: Box<Self>) -> Result<(), Fault> {
         (0..SCHEMES.len()).try_for_each(|i| self.write(format!("{i}/state"), "off"))
     }
@@ -269,7 +265,7 @@ mod tests {
         );
     }
 
-    /// A context in which every file is there, and what was written to it.
+    /// A context in which all files exist; returns the values written.
     fn set_up(settings: &Settings, can_tune: bool) -> impl Fn(&str) -> String {
         let root = tempfile::tempdir().unwrap();
         let folder = root.path().join("0");

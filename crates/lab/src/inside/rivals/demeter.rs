@@ -1,4 +1,4 @@
-//! Demeter: the agent, as its own process.
+//! Demeter: the agent, as a separate process.
 
 use demeter_policy::Pid;
 

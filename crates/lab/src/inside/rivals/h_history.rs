@@ -1,4 +1,4 @@
-//! `demeter host --manage`: the controller in the host, as its own process, for a guest without an agent.
+//! `demeter host --manage`: the controller in the host, as a separate process, for a guest without an agent.
 
 use demeter_host::view::HostView;
 use demeter_policy::Pid;
@@ -7,8 +7,8 @@ use super::{AgentProcess, Fault, Rival, Testbed, Totals};
 use crate::inside::agent::controllers_view;
 use crate::inside::kernel;
 
-/// Debian's kernels boot with 3, with which they refuse tracepoints to a process that has CAP_PERFMON alone, as the
-/// controller has.
+/// Debian's kernels boot with 3, which denies tracepoints to a process that only has CAP_PERFMON, as the controller
+/// does.
 const PERF_EVENT_PARANOID: (&str, &str) = ("proc/sys/kernel/perf_event_paranoid", "2");
 
 /// The controller, once there is a guest to manage.
@@ -31,21 +31,21 @@ impl Rival for HHistory {
         self.0.as_mut().map_or(Ok(()), AgentProcess::check)
     }
 
-    /// It tells nobody; `pgmigrate_success` has what moved either way.
+    /// Unknown: the controller does not report it, and `pgmigrate_success` counts both directions.
     fn moved_bytes(&mut self, _totals: &Totals) -> Option<(u64, u64)> {
         None
     }
 
-    /// Fails when the guest was left alone: that would pass for what this system does.
+    /// Fails if the guest was not managed, since the result would be misleading.
     fn stop(self: Box<Self>) -> Result<(), Fault> {
         check_managed(&controllers_view()?)?;
         self.0.map_or(Ok(()), AgentProcess::stop)
     }
 }
 
-/// Fails when a controller that says this does not manage all its VMs by histories.
+/// Fails if a controller with this view does not manage all its VMs by histories.
 fn check_managed(view: &HostView) -> Result<(), Fault> {
-    let unmanaged = |why: String| Err(Fault::Guest(format!("was left alone: {why}")));
+    let unmanaged = |why: String| Err(Fault::Guest(format!("was not managed: {why}")));
     let mut others = view
         .vms
         .iter()

@@ -9,22 +9,22 @@ use demeter_scenario::Settings;
 use super::{Fault, Rival, Testbed, Totals};
 use crate::inside::kernel;
 
-/// The memory tiers that the kernel made of the nodes.
+/// The kernel's memory tiers.
 const TIERS: &str = "sys/devices/virtual/memory_tiering";
 
-/// Most memory promoted a second, MiB.
+/// Maximum promotion rate, MiB per second.
 const PROMOTE_RATE: &str = "proc/sys/kernel/numa_balancing_promote_rate_limit_MBps";
 
-/// What is marked for hint faults, and when; only debugfs has it (Documentation/admin-guide/sysctl/
-/// kernel.rst, "numa_balancing", of kernels before 5.13 describes the knobs).
+/// Scan settings of hint faults, available in debugfs only (the section "numa_balancing" of
+/// Documentation/admin-guide/sysctl/kernel.rst in kernels before 5.13 describes them).
 const SCAN: &str = "sys/kernel/debug/sched/numa_balancing";
 
-/// The kernel's tiering, switched on below this root.
+/// The kernel's tiering, enabled below this root.
 #[derive(Debug)]
 pub struct Linux(PathBuf);
 
 impl Linux {
-    /// Switches it on.
+    /// Enables the kernel's tiering.
     pub fn start(root: &Path, settings: &Settings) -> Result<Self, Fault> {
         check_tiers(root)?;
         let scan = |file: &str| format!("{SCAN}/{file}");
@@ -50,14 +50,14 @@ impl Linux {
     }
 }
 
-/// The same in the host of guests: it promotes from when they have filled their memory. With it on from boot a kernel (6.12)
-/// marked not one page of an emulator's memory in the minutes after. The cause is not known; its first scans of
-/// that memory find it empty.
+/// Linux tiering in the host of guests. It promotes only after the guests have populated their memory. If enabled from
+/// boot, a kernel (6.12) marked no page of an emulator's memory in the following minutes. The cause is unknown; its
+/// first scans find that memory empty.
 #[derive(Debug)]
 pub struct HLinux(Linux);
 
 impl HLinux {
-    /// Switches demotion on.
+    /// Enables demotion.
     pub fn start(root: &Path, settings: &Settings) -> Result<Self, Fault> {
         let linux = Linux::start(root, settings)?;
         kernel::set_balancing(root, false)?;
@@ -96,7 +96,7 @@ impl Rival for Linux {
     }
 }
 
-/// The kernel only moves pages between nodes that it put in different tiers.
+/// Checks that the nodes are in different tiers, since the kernel migrates only between tiers.
 fn check_tiers(root: &Path) -> Result<(), Fault> {
     let dir = root.join(TIERS);
     let mut tiers = 0;

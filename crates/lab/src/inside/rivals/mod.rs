@@ -1,9 +1,9 @@
-//! The systems under test, each behind the trait [`Rival`]: what is switched on for it, and switched
-//! off again. A rival is a file here and a line of [`starter`].
+//! The systems under test, each behind the trait [`Rival`], which switches it on and off. A rival is a file here and a
+//! line of [`starter`].
 //!
-//! A rival is switched on before any memory is filled, as an administrator would from boot. That
-//! matters: a full fast node whose pages may not be demoted is given up by kswapd after 16 vain
-//! rounds, and a kernel that switches demotion on later hardly ever wakes it again.
+//! A rival is switched on before memory is populated, as an administrator would at boot. This matters: kswapd gives up
+//! a full fast node without demotion after 16 failed rounds. If demotion is enabled later, the kernel rarely wakes
+//! kswapd again.
 
 mod damon;
 mod demeter;
@@ -26,40 +26,39 @@ use h_history::HHistory;
 use linux::{HLinux, Linux};
 use unmanaged::Unmanaged;
 
-/// A system that is switched on.
+/// A running system under test.
 pub trait Rival: fmt::Debug {
-    /// A host's guest is up, and waits for its size.
+    /// A host's guest has booted and waits for its size.
     fn size(&mut self, _guest: &str) -> Result<(), Fault> {
         Ok(())
     }
 
-    /// The timed phase begins; process `target`, with its descendants, is the workload.
+    /// Starts the timed phase. The workload is process `target` with its descendants.
     fn begin(&mut self, _bed: &Testbed<'_>, _target: Pid) -> Result<(), Fault> {
         Ok(())
     }
 
-    /// The process that it is, when it is one.
+    /// Its PID, if it is a process.
     fn pid(&self) -> Option<Pid> {
         None
     }
 
-    /// Fails when it does not run any more.
+    /// Fails if it no longer runs.
     fn check(&mut self) -> Result<(), Fault> {
         Ok(())
     }
 
-    /// Bytes promoted and demoted so far, as far as somebody counts them. `totals` are the VM's
-    /// counters of now.
+    /// Bytes promoted and demoted so far, if counted. `totals` are the VM's current counters.
     fn moved_bytes(&mut self, totals: &Totals) -> Option<(u64, u64)>;
 
     /// Switches it off.
     fn stop(self: Box<Self>) -> Result<(), Fault>;
 }
 
-/// Switches a system on with settings.
+/// Switches a system on, with settings.
 type Start = fn(&Testbed<'_>, &Settings) -> Result<Box<dyn Rival>, Fault>;
 
-/// How a system is switched on; nothing for one that the lab does not run.
+/// The start function of a system; none if the lab does not run it.
 fn starter(system: System) -> Option<Start> {
     Some(match system {
         System::None | System::Oracle => |_, _| Ok(Box::new(Unmanaged)),
@@ -76,11 +75,11 @@ fn starter(system: System) -> Option<Start> {
     })
 }
 
-/// Switches on the system that `settings` are for.
+/// Switches on the system of `settings`.
 pub fn start(bed: &Testbed<'_>, settings: &Settings) -> Result<Box<dyn Rival>, Fault> {
     let system = settings.system;
     let start = starter(system).ok_or_else(|| Fault::Unsupported {
-        what: format!("no real VM runs {system}"),
+        what: format!("the lab does not run {system}"),
         hint: "run the scenario with --on sim",
     })?;
     start(bed, settings)

@@ -1,8 +1,8 @@
-//! No system at all: `none`, and `oracle`, for which the workload itself places its hot set.
+//! No system: `none`, and `oracle`, for which the workload places its own hot set.
 
 use super::{Fault, Rival, Totals};
 
-/// Nothing runs, and nothing moves.
+/// A rival that does nothing.
 #[derive(Debug)]
 pub struct Unmanaged;
 

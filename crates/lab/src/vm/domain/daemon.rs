@@ -1,8 +1,7 @@
-//! A libvirtd of the lab's own: a user's daemon (`qemu:///session`) in a folder of its own, so that it
-//! knows nothing of the system's domains, and these nothing of it.
+//! A private libvirtd: a user's daemon (`qemu:///session`) in its own folder, isolated from the system's domains.
 //!
-//! libvirt's domains outlive their daemon, and so would outlive us. A *keeper* sees to that: a shell that waits
-//! for its standard input to end, which it does with us, and then kills what the daemon has started.
+//! libvirt's domains outlive their daemon, and would outlive this process. A *keeper* prevents that. It is a shell that
+//! waits until its standard input ends, as it does when this process exits. It then kills the daemon and its domains.
 
 use std::fs::{self, File};
 use std::io;
@@ -22,20 +21,20 @@ use crate::error::Error;
 
 const URI: &str = "qemu:///session";
 
-/// Whom it runs as where we are root: root's daemon would use the system's folders.
+/// UID of the daemon if we are root, as root's daemon would use the system's folders.
 const NOBODY: u32 = 65534;
 
-/// How long it may take until it listens.
+/// Time limit until it listens.
 const START_LIMIT: Duration = Duration::from_secs(30);
 
-/// Time between two looks whether it does.
+/// Interval between checks of the socket.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// No log daemon, which would outlive us, and no profiles for what lies in folders of ours.
+/// No log daemon, which would outlive us, and no security profiles, which would not know our folders.
 const CONFIG: &str = "stdio_handler = \"file\"\nsecurity_driver = \"none\"\n";
 
-/// Kills what has the folder `$1` in its environment, of the processes that the daemon there noted: itself
-/// and its domains. A note ends without an end of line, which `read` takes for a failure.
+/// Kills the daemon and its domains, by the PID files in the folder `$1`. It checks that each process has the folder in
+/// its environment. A PID file has no newline at its end, which `read` reports as failure.
 const KEEPER: &str = r#"read -r _
 for note in "$1"/libvirt/qemu/run/*.pid; do
     read -r pid <"$note"
@@ -45,7 +44,7 @@ done"#;
 const MEND: &str =
     "apt-get install libvirt-daemon libvirt-clients, or leave \"libvirt\" out of provision.through";
 
-/// A running daemon; it ends with this value, with all of its domains.
+/// A running daemon; dropping it ends it and all its domains.
 #[derive(Debug)]
 pub struct Daemon {
     folder: tempfile::TempDir,
@@ -61,7 +60,7 @@ struct Programs {
 }
 
 impl Daemon {
-    /// Starts it and waits until it listens.
+    /// Starts the daemon and waits until it listens.
     pub fn start() -> Result<Self, Error> {
         let find = |name: &str| {
             tool::find(Path::new(name)).ok_or_else(|| Error::Missing {
@@ -95,7 +94,7 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Ends it as systemd would and starts it again; its domains run on. Returns once it listens.
+    /// Stops the daemon as systemd would, and starts it again; its domains keep running. Returns once it listens.
     pub fn restart(&self) -> Result<(), Error> {
         let mut process = self.process();
         let ended = kill_process(Pid::from_child(&process), Signal::TERM)
@@ -106,16 +105,16 @@ impl Daemon {
         self.wait_until_up(&mut process)
     }
 
-    /// Starts the domain of this description; it is forgotten when it ends.
+    /// Starts the domain of this XML; libvirt forgets it when it ends.
     pub fn create(&self, xml: &Path) -> Result<(), Error> {
         let mut virsh = command(self.folder.path(), &self.programs.virsh);
-        // A daemon that says nothing for 20 s is given up.
+        // Give up on a daemon that is silent for 20 s.
         virsh.args(["-k", "5", "-K", "4", "-c", URI, "create"]);
         let hint = "libvirt 9.0 with QEMU 7.2 is known to work";
         tool::output(virsh.arg(xml), hint).map(drop)
     }
 
-    /// Makes its user the owner of a folder and of what lies in it.
+    /// Gives a folder and its content to the daemon's user.
     pub fn give(&self, folder: &Path) -> Result<(), Error> {
         give(folder)?;
         for entry in fs::read_dir(folder).map_err(Error::io("list", folder))? {
@@ -124,7 +123,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// How the host controller reaches it.
+    /// The connection of the host controller to the daemon.
     pub fn libvirt(&self) -> Libvirt {
         Libvirt {
             socket: Some(self.socket()),
@@ -133,13 +132,13 @@ impl Daemon {
         }
     }
 
-    /// Where it notes the process of a domain.
+    /// Path of a domain's PID file.
     pub fn pid_file_of(&self, domain: &str) -> PathBuf {
         let run = self.folder.path().join("libvirt/qemu/run");
         run.join(format!("{domain}.pid"))
     }
 
-    /// Where what a domain's emulator says goes.
+    /// Log of a domain's emulator.
     pub fn log_of(&self, domain: &str) -> PathBuf {
         let logs = self.folder.path().join("libvirt/qemu/log");
         logs.join(format!("{domain}.log"))
@@ -150,7 +149,7 @@ impl Daemon {
     }
 
     fn process(&self) -> std::sync::MutexGuard<'_, Child> {
-        // A child is what it is, whoever failed beside it.
+        // The child is consistent even if another thread panicked.
         self.process.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -180,7 +179,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // The keeper kills both it and its domains; each call fails only where that is done already.
+        // The keeper kills both the daemon and its domains. Each call fails only if that has happened already.
         drop(self.keeper.stdin.take());
         let _ = self.keeper.wait();
         let process = self.process.get_mut();
@@ -190,7 +189,7 @@ impl Drop for Daemon {
     }
 }
 
-/// The user that it runs as, if not ours.
+/// The UID of the daemon, if it is not ours.
 fn user() -> Option<u32> {
     geteuid().is_root().then_some(NOBODY)
 }
@@ -230,14 +229,14 @@ fn spawn(folder: &Path, libvirtd: &Path) -> Result<Child, Error> {
         .map_err(Error::io("start", libvirtd))
 }
 
-/// A program that takes the folder for all of its user's own, and finds no daemon but ours.
+/// A command that uses the folder for all user state, so that it finds only our daemon.
 fn command(folder: &Path, program: &Path) -> Command {
     let mut command = Command::new(program);
     command
         .current_dir(folder)
         .env("HOME", folder)
         .env("LIBVIRT_AUTOSTART", "0")
-        // Its own group: Ctrl-C reaches us alone, and we end it.
+        // In its own process group, so that Ctrl-C reaches us only, and we end it.
         .process_group(0);
     for kind in ["RUNTIME_DIR", "CONFIG_HOME", "CACHE_HOME", "DATA_HOME"] {
         command.env(format!("XDG_{kind}"), folder);
@@ -260,7 +259,7 @@ mod tests {
         fs::create_dir_all(&run).unwrap();
         give(folder.path()).unwrap();
         give(other.path()).unwrap();
-        // The second has a number that a domain had, and is none.
+        // The second process has a PID from a domain's file, but is not a domain.
         let [mut domain, mut stranger] = [folder.path(), other.path()].map(|of| {
             let mut sleep = command(of, Path::new("sleep"));
             sleep.arg("60").spawn().unwrap()

@@ -1,7 +1,7 @@
-//! A VM as a domain of a libvirtd that the lab starts for itself.
+//! A VM as a domain of the lab's private libvirtd.
 //!
-//! What libvirt's XML can say stands in it as a person would write it (`xml`), so that the host controller
-//! meets what libvirt makes of it. Only the plugin and the memory that it shares are passed through.
+//! The XML (`xml`) uses libvirt's own elements as far as possible, so that the host controller is tested with libvirt's
+//! usual setup. Only the plugin and its shared memory are passed through.
 
 mod daemon;
 mod xml;
@@ -25,13 +25,13 @@ use crate::error::Error;
 
 pub use daemon::Daemon;
 
-/// How long a killed emulator may take to be gone, and libvirt to know it.
+/// Time limit for a killed emulator to exit, and for libvirt to notice.
 const END_LIMIT: Duration = Duration::from_secs(5);
 
-/// Time between two looks whether libvirt knows it.
+/// Interval between checks of libvirt's state.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// Starts the VM of these parts as the domain `name`.
+/// Starts a VM as the domain `name`.
 pub fn start(
     parts: &Parts,
     daemon: &Arc<Daemon>,
@@ -43,7 +43,7 @@ pub fn start(
         what: format!("there is no {}", parts.qemu.display()),
         hint: qemu::MEND.into(),
     })?;
-    // The daemon's user need not see into our cache.
+    // The daemon's user does not need access to our cache.
     let kernel = copied(parts.kernel, folder, "kernel")?;
     let plugin = copied(parts.plugin, folder, "plugin.so")?;
     let parts = Parts {
@@ -68,7 +68,7 @@ pub fn start(
     daemon.give(folder)?;
     daemon.create(&description)?;
     let domain = Domain::open(daemon, name)?;
-    // The emulator called before libvirt said that it runs.
+    // The emulator connected before libvirt reported that it runs.
     let (link, _) = listener
         .accept()
         .map_err(Error::io("hear the VM on", &socket))?;
@@ -83,14 +83,14 @@ fn copied(from: &Path, folder: &Path, name: &str) -> Result<PathBuf, Error> {
     Ok(to)
 }
 
-/// A new file: the folder belongs to the daemon's user, who may have put a link in its place.
+/// Creates a new file. The folder belongs to the daemon's user, who may have put a link there.
 fn fresh(path: &Path) -> Result<File, Error> {
     removed(path)?;
     let created = File::options().write(true).create_new(true).open(path);
     created.map_err(Error::io("create", path))
 }
 
-/// Removes a file of the VM's earlier life, where it had one.
+/// Removes a file of the VM's earlier run, if there is one.
 fn removed(path: &Path) -> Result<(), Error> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -105,9 +105,9 @@ fn removed(path: &Path) -> Result<(), Error> {
 pub struct Domain {
     pid: u32,
     process: OwnedFd,
-    /// There as long as libvirt takes the domain to run.
+    /// Exists as long as libvirt considers the domain running.
     pid_file: PathBuf,
-    /// It lives as long as its domains.
+    /// The daemon must outlive its domains.
     _daemon: Arc<Daemon>,
 }
 
@@ -130,14 +130,14 @@ impl Domain {
         })
     }
 
-    /// Its process.
+    /// PID of the emulator.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Kills it and waits until libvirt knows, so that it can be started again.
+    /// Kills it and waits until libvirt has noticed. It can then be started again.
     pub fn kill(&self) {
-        // Fails when it has ended already, which is as well.
+        // Fails only if it has exited already.
         let _ = pidfd_send_signal(&self.process, Signal::KILL);
         let deadline = Instant::now() + END_LIMIT;
         while Instant::now() < deadline && (!self.is_gone() || self.pid_file.exists()) {
@@ -146,11 +146,11 @@ impl Domain {
     }
 
     fn is_gone(&self) -> bool {
-        // What cannot be asked is not waited for.
+        // If the state cannot be read, do not wait.
         self.has_ended().unwrap_or(true)
     }
 
-    /// Whether it has ended.
+    /// Whether it has exited.
     pub fn has_ended(&self) -> io::Result<bool> {
         let mut process = [PollFd::new(&self.process, PollFlags::IN)];
         Ok(poll(&mut process, Some(&Timespec::default()))? > 0)

@@ -1,4 +1,4 @@
-//! A VM's parts as a domain's XML (libvirt's docs/formatdomain). Pure.
+//! Converts a VM's parts to a domain's XML (libvirt's docs/formatdomain), without I/O.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -10,12 +10,12 @@ use super::super::memory::NodeSizes;
 use super::super::qemu::{CPU, KERNEL_ARGS, Parts};
 use crate::link::PORT_NAME;
 
-/// Where the VM calls us.
+/// Path of the socket to which the VM connects.
 pub fn link(folder: &Path) -> PathBuf {
     folder.join("link.sock")
 }
 
-/// The domain `name` of these parts: the machine that [`Parts::command`] makes.
+/// The XML of the domain `name`, the same machine as [`Parts::command`].
 pub fn xml(parts: &Parts, name: &str) -> String {
     let path = |path: &Path| escaped(&path.display().to_string());
     let vcpus = parts.machine.vcpus;
@@ -44,7 +44,7 @@ pub fn xml(parts: &Parts, name: &str) -> String {
     };
     let mut passed = String::new();
     for value in parts.tiers().into_iter().flat_map(|(n, v)| [n.into(), v]) {
-        // A String takes all that is written.
+        // Writing to a String never fails.
         let _ = write!(passed, "<qemu:arg value='{}'/>", escaped(&value));
     }
     format!(
@@ -92,13 +92,13 @@ pub fn xml(parts: &Parts, name: &str) -> String {
     )
 }
 
-/// Memory that is plugged in; each empty where there is none.
+/// Hotplugged memory; each part is empty if there is none.
 #[derive(Default)]
 struct Plugged {
-    /// How much memory there may be.
+    /// Maximum memory of the domain.
     limit: String,
     devices: String,
-    /// Where their memory lies, which libvirt itself leaves to the emulator.
+    /// Addresses of the devices, which libvirt leaves to the emulator.
     places: String,
 }
 
@@ -116,7 +116,7 @@ fn plugged(parts: &Parts) -> Plugged {
             size_mib,
             at_mib,
         } = device;
-        // A String takes all that is written. Names that are not libvirt's own begin with "ua-".
+        // Writing to a String never fails. Names of users begin with "ua-".
         let _ = write!(
             devices,
             "
@@ -146,12 +146,12 @@ fn plugged(parts: &Parts) -> Plugged {
     }
 }
 
-/// What the firmware tells of the nodes.
+/// Memory tiers reported by the firmware.
 fn tiers(parts: &Parts) -> String {
     let mut text = String::new();
     let tiers = [&parts.machine.fast, &parts.machine.slow];
     for (node, tier) in tiers.into_iter().enumerate() {
-        // A String takes all that is written.
+        // Writing to a String never fails.
         let _ = write!(
             text,
             "<latency initiator='0' target='{node}' type='access' value='{}'/>",
@@ -168,7 +168,7 @@ fn tiers(parts: &Parts) -> String {
     text
 }
 
-/// Text within an element or an attribute.
+/// Escapes text for an element or an attribute.
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
@@ -180,7 +180,7 @@ mod tests {
     use super::super::super::memory::tests::machine;
     use super::*;
 
-    /// The shape itself is libvirt's to judge: tests/domain.rs.
+    /// Only libvirt can validate the structure: tests/domain.rs.
     #[test]
     fn whatever_a_path_holds_it_stays_a_path() {
         let odd = Path::new("/a'b&c<d");

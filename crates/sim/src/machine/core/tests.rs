@@ -19,7 +19,7 @@ fn as_many_streams_are_followed_side_by_side_as_there_are() {
 const START: GuestVirtAddr = GuestVirtAddr(1 << 30);
 const LATENCY_PS: u64 = 80_000;
 
-/// A core and its memory, both tiers alike.
+/// A core and its memory; both tiers are equal.
 struct Rig {
     core: Core,
     guest: Radix<GuestVirtAddr>,
@@ -30,7 +30,7 @@ struct Rig {
 }
 
 impl Rig {
-    /// One on which nothing is mapped.
+    /// A rig with nothing mapped.
     fn new(cpu: &CpuModel) -> Self {
         let tier = TierModel {
             latency_ps: LATENCY_PS,
@@ -67,7 +67,7 @@ impl Rig {
 #[test]
 fn a_soft_tlb_holds_huge_pages_piecewise_and_forgets_them_at_a_switch() {
     use TlbKind::{Hardware, Soft};
-    // Whether the accessed bit is set anew by an access at `offset` after it was cleared.
+    // Whether an access at `offset` sets the accessed bit again after it was cleared.
     let is_seen = |kind, switch: bool, offset: u64| {
         let mut cpu = ICE_LAKE_SP;
         cpu.tlb.kind = kind;
@@ -94,7 +94,7 @@ fn a_soft_tlb_holds_huge_pages_piecewise_and_forgets_them_at_a_switch() {
 #[test]
 fn misses_that_overlap_are_charged_a_part_and_walks_are_not() {
     const PAGES: u64 = 512;
-    // What a program is charged that goes through pages again and again, a line of each.
+    // The bill of a program that cycles through pages, one line in each.
     let bill = |in_flight, core_stream_bytes_per_s| {
         let mut rig = Rig::new(&CpuModel {
             core_stream_bytes_per_s,
@@ -125,10 +125,10 @@ fn misses_that_overlap_are_charged_a_part_and_walks_are_not() {
         assert_eq!(overlapped.of(Cause::Fast), misses * part_ps);
         assert_eq!(overlapped.of(Cause::Walk), one.of(Cause::Walk));
         assert_eq!(overlapped.of(Cause::Cache), one.of(Cause::Cache));
-        // A load is as long under way as before: the sampling unit sees that.
+        // Overlap does not shorten the latency that the sampling unit sees.
         assert_eq!(progress, waited);
     }
-    // 12 GB/s: a line takes 5.3 ns, however many are under way.
+    // 12 GB/s: a line takes 5.3 ns, with any number in flight.
     let (bound, _) = bill(64, 12_000_000_000);
     assert_eq!(bound.of(Cause::Fast), misses * 5333);
 }

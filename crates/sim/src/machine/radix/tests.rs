@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 
 proptest! {
-    /// A tree holds what an ordered map of its pages holds.
+    /// A tree holds the same pages as an ordered map.
     #[test]
     fn what_was_mapped_is_found(
         page_bits in 12u32..=16,
@@ -49,7 +49,7 @@ proptest! {
 
 #[test]
 fn entries_lie_where_the_hardware_has_them() {
-    // Second entry of a table of each level.
+    // The second entry of a table of each level.
     for level in 1..=5 {
         assert_eq!(entry_offset(level, GuestPhysAddr(1 << (9 * level + 3))), 8);
     }

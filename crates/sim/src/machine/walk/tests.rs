@@ -15,7 +15,7 @@ struct World {
 }
 
 impl World {
-    /// One page of data, mapped with these sizes; the guest's tables as the host's size says.
+    /// Maps one page of data with these sizes. The guest's tables use the host's page size.
     fn new(levels: u32, guest_size: PageSize, host_size: PageSize) -> Self {
         let mut guest = Radix::new(levels, 12);
         let mut host = Radix::new(levels, 12);
@@ -76,7 +76,7 @@ impl World {
         (mapping, n, second.bound_checks)
     }
 
-    /// References when the host's page-walk caches are emptied before each of its walks.
+    /// References of a walk, with the host's page-walk caches emptied before each host walk.
     fn cold(&mut self) -> usize {
         struct Cold<'a>(&'a mut Radix<GuestPhysAddr>, usize);
         impl Cold<'_> {
@@ -126,7 +126,7 @@ fn cold_nested_walks_are_those_of_the_manual() {
     assert_eq!(World::new(5, Huge, Base).cold(), 29);
 }
 
-/// References and comparisons of a cold walk to where paging leads, under some segments.
+/// References and bound comparisons of a cold walk that ends at the paging result, with some segments.
 fn cold_with(guest: bool, host: bool, escapes: bool) -> (usize, u64) {
     let mut world = World::new(4, PageSize::Base, PageSize::Base);
     let data = GuestPhysAddr(1 << 31);
@@ -140,7 +140,7 @@ fn cold_with(guest: bool, host: bool, escapes: bool) -> (usize, u64) {
     }
     let end = GuestVirtAddr(GVA.0 + 4096);
     world.segments.guest = guest.then(|| Segment::new(GVA, end, data.0, Default::default()));
-    // Data lies at 2 GiB of the guest's and at 128 MiB of the host's memory; tables below.
+    // Data lies at 2 GiB of the guest's memory and at 128 MiB of the host's; tables lie below.
     world.segments.host = host.then(|| {
         let (start, end) = (GuestPhysAddr(0), GuestPhysAddr(1 << 32));
         Segment::new(start, end, 0, filter)
@@ -158,13 +158,13 @@ fn cold_with(guest: bool, host: bool, escapes: bool) -> (usize, u64) {
 
 #[test]
 fn segments_take_dimensions_out_of_walks() {
-    // VMM Direct: the guest's four entries, each table and the data compared with the bounds.
+    // VMM Direct: four guest entries; each table and the data are compared with the bounds.
     assert_eq!(cold_with(false, true, false), (4, 5));
-    // Guest Direct: the hypervisor's four entries.
+    // Guest Direct: four entries of the hypervisor's tables.
     assert_eq!(cold_with(true, false, false), (4, 1));
     // Dual Direct: none.
     assert_eq!(cold_with(true, true, false), (0, 2));
-    // What escapes is walked to by the hypervisor's tables.
+    // Escaping pages need a walk of the hypervisor's tables.
     assert_eq!(cold_with(true, true, true), (4, 2));
     assert_eq!(cold_with(false, true, true), (8, 5));
 }
@@ -189,7 +189,7 @@ fn native_walks_reference_one_entry_a_level() {
             n
         };
         assert_eq!(walk(), want);
-        // Warm, only the last entry is read.
+        // A warm walk reads the last entry only.
         assert_eq!(walk(), 1);
     }
 }
@@ -198,7 +198,7 @@ fn native_walks_reference_one_entry_a_level() {
 fn warm_nested_walks_read_one_entry_of_each_dimension() {
     let mut world = World::new(4, PageSize::Base, PageSize::Base);
     let first = world.references();
-    // The host's own caches help already on the first walk.
+    // The host's caches already help within the first walk.
     assert!((9..24).contains(&first), "{first}");
     assert_eq!(world.references(), 2);
 }
@@ -243,7 +243,7 @@ fn a_walk_that_fails_says_where() {
 }
 
 proptest! {
-    /// Caches change what a walk costs, never where it ends; and they never cost more.
+    /// Caches never change where a walk ends, and never raise its cost.
     #[test]
     fn caches_do_not_change_translations(
         pages in prop::collection::vec(0u64..1 << 22, 1..60),

@@ -1,11 +1,11 @@
-//! The agent's tracker on DAMON: [`Observer`] decides what to look at and when, as it does in a live guest; a simulated
-//! kdamond looks.
+//! The agent's tracker on DAMON. As in a live guest, [`Observer`] decides what to scan and when; a simulated kdamond
+//! scans.
 //!
-//! Passes follow each other while the agent works and sleeps; what they find is taken at its next epoch. In each
-//! interval that is long enough, helpers flush the TLB, as a live agent has it: here right after bits are cleared, before
-//! the program goes on.
+//! Passes run while the agent works and sleeps; it reads their findings at its next epoch. In each interval that is
+//! long enough, helper processes flush the TLB, as in a live agent. In the simulator the flush follows directly after
+//! bits are cleared, before the program continues.
 //!
-//! Left out: the time that a kdamond takes to come and go, and that of reading what it found.
+//! Not modelled: the time to start and stop a kdamond, and to read its findings.
 
 use std::num::NonZero;
 use std::time::Duration;
@@ -20,37 +20,37 @@ use crate::machine::actor::Actor;
 use crate::machine::cost::PS_PER_NS;
 use crate::machine::ledger::Cause;
 
-/// The tracker.
+/// A tracker that scans with DAMON.
 #[derive(Debug)]
 pub(super) struct DamonTracker {
     observer: Observer,
     running: Option<Running>,
-    /// The blocks whose regions the kdamond has.
+    /// The blocks of the kdamond's current regions.
     set: Vec<(Pid, Block)>,
-    /// Regions that the kernel has files for. The kdamonds of several sizes that a real one uses count as one.
+    /// Regions with files in sysfs. A real agent's kdamonds for several sizes count as one.
     made: u64,
-    /// When the observer wants to be asked again.
+    /// Time at which to ask the observer again.
     due_ps: u64,
     passes: u64,
     found: Vec<Observation>,
 }
 
-/// A pass under way.
+/// A pass in progress.
 #[derive(Debug)]
 struct Running {
     look: Look,
     kdamond: Kdamond<GuestVirtAddr>,
-    /// When it was switched on.
+    /// Start time.
     began_ps: u64,
-    /// Blocks whose regions were set for it, and the time that took.
+    /// Number of blocks whose regions were set, and the time to set them.
     set: u64,
     set_ps: u64,
-    /// What flushing has taken.
+    /// Time spent on flushes.
     flushed_ps: u64,
 }
 
 impl Running {
-    /// An interval has begun.
+    /// Flushes the TLB at the start of an interval.
     fn flush(&mut self, actor: &mut Actor<'_>) {
         if self.look.pass.is_flushed {
             self.flushed_ps += actor.crowd_out();
@@ -59,7 +59,7 @@ impl Running {
 }
 
 impl DamonTracker {
-    /// A tracker of all processes, on a machine with this number of virtual CPUs.
+    /// A tracker of all processes, on a machine with this many virtual CPUs.
     pub(super) fn new(vcpus: u32, now_ps: u64) -> Self {
         Self {
             observer: Observer::new(CPU_PERCENT, vcpus, time(now_ps)),
@@ -72,19 +72,19 @@ impl DamonTracker {
         }
     }
 
-    /// When its kdamond wants to look, or a pass may begin.
+    /// Time of its kdamond's next sample, or of the next pass.
     pub(super) fn due_ps(&self) -> u64 {
         let running = self.running.as_ref();
         running.map_or(self.due_ps, |running| running.kdamond.due_ps())
     }
 
-    /// Bytes of the regions that a kdamond knows now.
+    /// Bytes of the kdamond's current regions.
     pub(super) fn region_bytes(&self) -> usize {
         let running = self.running.as_ref();
         running.map_or(0, |running| size_of_val(running.kdamond.regions()))
     }
 
-    /// Lets its kdamond look, or begins a pass, if that is due.
+    /// Runs its kdamond or starts a pass, if due.
     pub(super) fn run(&mut self, guest: &mut Guest, actor: &mut Actor<'_>) {
         if actor.now_ps() < self.due_ps() {
             return;
@@ -101,23 +101,23 @@ impl DamonTracker {
         self.start(guest, actor);
     }
 
-    /// The blocks that are most wanted to be looked at.
+    /// Sets the blocks to scan first.
     pub(super) fn want(&mut self, wanted: &[(Pid, Block)]) {
         self.observer.want(wanted);
     }
 
-    /// The agent sleeps now; more evidence promises this.
+    /// The agent goes to sleep with this prospect.
     pub(super) fn epoch_ended(&mut self, prospect: Prospect, now_ps: u64) {
         self.observer.set_prospect(prospect);
         self.due_ps = self.due_ps.min(now_ps);
     }
 
-    /// Takes the findings since the last call.
+    /// Returns the findings since the last call.
     pub(super) fn take_found(&mut self) -> Vec<Observation> {
         std::mem::take(&mut self.found)
     }
 
-    /// Begins the next pass, if one is due.
+    /// Starts the next pass, if due.
     fn start(&mut self, guest: &mut Guest, actor: &mut Actor<'_>) {
         for (pid, vmas) in guest.processes() {
             self.observer.set_memory(pid, vmas);
@@ -126,7 +126,7 @@ impl DamonTracker {
             Next::Look(look) => look,
             Next::Rest(until) => {
                 let until_ns = u64::try_from(until.as_nanos()).unwrap_or(NEVER_PS);
-                // Not in the nanosecond before.
+                // One nanosecond later, so that rounding never makes it early.
                 self.due_ps = until_ns.saturating_add(1).saturating_mul(PS_PER_NS);
                 return;
             }
@@ -171,7 +171,7 @@ impl DamonTracker {
         self.running = Some(running);
     }
 
-    /// Takes what a pass has found.
+    /// Collects the findings of a pass.
     fn end(&mut self, running: Running, guest: &mut Guest, actor: &mut Actor<'_>) {
         let elapsed = time(actor.now_ps() - running.began_ps);
         let mut asked = 0;
@@ -206,8 +206,8 @@ impl DamonTracker {
     }
 }
 
-/// Bytes that an entry at an address stands for. A simulated access stands for 2^k real ones, so a huge page counts as
-/// 2^k entries, and a base page as the real ones that it stands for.
+/// Bytes that one page table entry stands for. A simulated access stands for 2^k real ones. A huge page therefore
+/// counts as 2^k entries, and a base page as its real pages.
 fn page_bytes(gva: GuestVirtAddr, guest: &Guest) -> Option<NonZero<u64>> {
     let (_, size) = guest.tables.find(gva)?;
     NonZero::new(guest.bytes(size) >> guest.k())

@@ -1,5 +1,4 @@
-//! The simulated agent as a driver of its engine: it conforms to the plainest one, and so it
-//! decides as the live agent does.
+//! Conformance of the simulated agent as a driver of its engine: it decides as the live agent does.
 
 use demeter_policy::engine::ByHeat;
 use demeter_policy::engine::conformance::{EpochScript, Rig, Script, WORTH_MUCH, conforms};
@@ -14,13 +13,13 @@ use crate::machine::cost::PS_PER_NS;
 /// Pages of 256 KiB.
 const SCALE_BITS: u32 = 6;
 
-/// The simulated agent on a guest that a script describes.
+/// The simulated agent on a guest described by a script.
 struct SimulatedRig {
     bench: Bench,
     agent: SimulatedAgent<ByHeat>,
     base: GuestVirtAddr,
     mapped: u64,
-    /// Requests seen so far.
+    /// Number of requests checked so far.
     seen: usize,
 }
 
@@ -39,7 +38,7 @@ fn settings(tuning: &Tuning) -> AgentSettings {
 }
 
 impl SimulatedRig {
-    /// Maps blocks and puts them into one node.
+    /// Maps blocks and moves them to one node.
     fn map(&mut self, blocks: u64, to: TierId) -> GuestVirtAddr {
         let base = self.bench.map(blocks * BLOCK_SIZE);
         assert_eq!(
@@ -110,7 +109,7 @@ impl Rig for SimulatedRig {
                 break;
             }
         }
-        // What it asked for first was asked for before anything was told.
+        // The agent sends its first request before any input.
         let first = (self.seen == 0).then(|| "Refresh".to_string());
         let asked: Vec<_> = first.into_iter().chain(agent.asked.drain(..)).collect();
         self.seen += asked.len();
@@ -161,7 +160,7 @@ fn a_misused_engine_ends_the_simulation_instead_of_the_process() {
     let agent = &mut rig.agent;
     rig.bench.act(|guest, actor| agent.act(guest, actor));
     assert!(agent.fault().is_none());
-    // Its next turn is then one too many.
+    // The next turn is then one too many.
     agent.engine.as_mut().unwrap().push(Input::Epoch).unwrap();
     agent.next_epoch_ps = 0;
     let due_ps = rig.bench.act(|guest, actor| agent.act(guest, actor));

@@ -1,4 +1,4 @@
-//! The agents that there are: the product, and others that differ from it in one thing or another.
+//! The agent variants: the product and its ablations.
 
 use demeter_policy::damon::WAITS;
 use demeter_policy::engine::{ByHeat, Gain};
@@ -8,21 +8,21 @@ use super::super::paper_ranges::Paper;
 use super::super::sequential::Sequential;
 use super::{AgentSettings, SimulatedAgent};
 
-/// What an agent does as others do not, beside what it decides by.
+/// Differences of a variant from the product, besides its strategy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Traits {
-    /// A thread of its own polls for samples.
+    /// A separate thread polls for samples.
     pub(super) polls: bool,
-    /// Pages move one by one, each flushed alone, instead of in batches.
+    /// Pages move one at a time, each with its own flush, instead of in batches.
     pub(super) moves_singly: bool,
-    /// It is part of the guest's kernel, where numbers lie at hand.
+    /// It is part of the guest's kernel, so it reads statistics at no cost.
     pub(super) in_kernel: bool,
-    /// Its samples are made of accessed bits.
+    /// Its samples come from accessed bits.
     pub(super) has_damon: bool,
 }
 
 impl SimulatedAgent<ByHeat> {
-    /// The product: the policy crate's heat and rule, and moves in batches whose translations are flushed together.
+    /// The product: the policy crate's heat and rule, and batched moves with joint flushes.
     pub(crate) fn product(settings: &AgentSettings) -> Self {
         Self::new(settings, Traits::default(), |s, _| ByHeat::new(s.gain))
     }
@@ -53,14 +53,14 @@ impl SimulatedAgent<ByHeat> {
 }
 
 impl SimulatedAgent<Blocks> {
-    /// A counter for every block of 2 MiB, without groups, and the planner that a host uses for its guests' histories.
+    /// A counter for every block of 2 MiB without groups, and the host's planner for histories.
     pub(crate) fn blocks(settings: &AgentSettings) -> Self {
         Self::new(settings, Traits::default(), |_, _| Blocks)
     }
 }
 
 impl SimulatedAgent<Sequential> {
-    /// The product's promotions only, page by page; reclaim makes room.
+    /// The product's promotions only, page by page; reclaim frees memory.
     pub(crate) fn sequential(settings: &AgentSettings) -> Self {
         let traits = Traits {
             moves_singly: true,
@@ -71,8 +71,8 @@ impl SimulatedAgent<Sequential> {
 }
 
 impl SimulatedAgent<Paper> {
-    /// The paper's: ranges that are halved; pages exchanged one by one, without a limit to what
-    /// moves in an epoch.
+    /// The paper's design: ranges that are halved, and pages exchanged one at a time, without a limit on moves per
+    /// epoch.
     pub(crate) fn paper(settings: &AgentSettings) -> Self {
         let traits = Traits {
             moves_singly: true,
