@@ -162,6 +162,16 @@ pub enum TrackerError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// It gave samples, and gives none of accesses that it must see.
+    #[error(
+        "tracker {tracker}: silent: {why}; another tracker takes its place where `tracker` is auto"
+    )]
+    Silent {
+        /// Its name.
+        tracker: &'static str,
+        /// What was tried.
+        why: String,
+    },
     /// Shared memory holds something that no honest writer would write.
     #[error("tracker {tracker}: corrupt ring: {what}")]
     Corrupt {
@@ -173,10 +183,10 @@ pub enum TrackerError {
 }
 
 impl TrackerError {
-    /// Whether somebody else has what the tracker needs, so that it may work later.
+    /// Whether a tracker may work later: this one, once nobody else has what it needs, or another in its place.
     pub fn is_temporary(&self) -> bool {
         match self {
-            Self::Taken { .. } | Self::Held { .. } => true,
+            Self::Taken { .. } | Self::Held { .. } | Self::Silent { .. } => true,
             Self::NoneWorks(passed_over) => {
                 passed_over.iter().any(|passed| passed.why.is_temporary())
             }
