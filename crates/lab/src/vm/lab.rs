@@ -15,7 +15,7 @@ use super::elastic::{self, Elastic, Module};
 use super::initramfs::Initramfs;
 use super::memory::NodeSizes;
 use super::prepared::{INITRAMFS, PreparedVm};
-use super::{kernel, module, nested, plugin};
+use super::{kernel, module, nested, plugin, qemu};
 use crate::error::{Error, VmFault};
 use crate::link::{
     AGENT_CONFIG_PATH, AGENT_RECORDING_PATH, AGENT_SOCKET_PATH, EARLY_MODULES_DIR, JOB_PATH, Job,
@@ -43,6 +43,8 @@ pub struct Lab {
     pub cache: PathBuf,
     /// Folder with the programs demeter, gups, memlat and mix.
     pub programs: PathBuf,
+    /// Further properties of a VM's CPUs under our own emulator, as `x-ibs-lose=50`.
+    pub cpu_properties: Vec<String>,
     /// Folder for the logs of every VM, and for the agent's recording; `None` keeps the logs of
     /// failed ones only and records nothing.
     pub keep_logs: Option<PathBuf>,
@@ -78,8 +80,22 @@ impl Lab {
             kernel: path("DEMETER_KERNEL"),
             cache: cache.join("demeter"),
             programs: this.parent().unwrap_or(Path::new("/")).to_owned(),
+            cpu_properties: vec![],
             keep_logs: None,
         })
+    }
+
+    /// The same with our own emulator, as `cargo xtask emulator` builds it beside the programs.
+    pub fn exact(self) -> Result<Self, Error> {
+        let target = self.programs.parent().unwrap_or(Path::new("/"));
+        let qemu = target.join("emulator/qemu-system-x86_64");
+        match qemu.is_file() {
+            true => Ok(Self { qemu, ..self }),
+            false => Err(Error::Missing {
+                what: format!("the exact emulator {} is not built", qemu.display()),
+                hint: "cargo xtask emulator, or --emulator packaged".into(),
+            }),
+        }
     }
 
     /// Runs the system that `settings` are for in a VM of `scenario` and hands each report to `on_report` as it comes.
@@ -125,6 +141,11 @@ impl Lab {
             level: Level::Alone,
         };
         let (plugin, kernel) = self.assets()?;
+        let mut cpu_properties = vec![];
+        if qemu::is_exact(&self.qemu)? {
+            cpu_properties.push("ibs=on".into());
+            cpu_properties.extend(self.cpu_properties.iter().cloned());
+        }
         let early = kernel::early_modules(&self.cache, &kernel)?;
         for (at, file) in early.iter().enumerate() {
             initramfs.add_file(&format!("{EARLY_MODULES_DIR}/{at}.ko"), file);
@@ -136,12 +157,17 @@ impl Lab {
         if scenario.machine.place == MachinePlace::Host {
             nested::into_host(self, &kernel, &mut initramfs, &mut job, folder.path())?;
         }
+        // The CPU's own unit, where it has one: `Auto` prefers that to the plugin's.
+        let unit = match cpu_properties.is_empty() {
+            true => Choice::Lab,
+            false => Choice::Auto,
+        };
         let text =
             serde_json::to_string(&job).map_err(|e| Error::io("encode", JOB_PATH)(e.into()))?;
         initramfs.add_text(JOB_PATH, text);
         initramfs.add_text(
             AGENT_CONFIG_PATH,
-            agent_config(&job, self.keep_logs.is_some()),
+            agent_config(&job, unit, self.keep_logs.is_some()),
         );
         if let Some(provisioner) = provisioner {
             self.add_driver(&mut initramfs, provisioner)?;
@@ -154,6 +180,7 @@ impl Lab {
             run: run.into(),
             scenario: scenario.clone(),
             qemu: self.qemu.clone(),
+            cpu_properties,
             plugin,
             kernel,
             sizes: match &elastic {
@@ -246,10 +273,10 @@ pub fn run_name(settings: &Settings) -> String {
 }
 
 /// The agent's configuration: tuned as the scenario says, with the tracker that the system stands
-/// for. Where programs have cgroups it deals by their shares. Where nobody tells it which processes are its own, it
+/// for, which is `unit` where that is a sampling unit. Where programs have cgroups it deals by their shares. Where nobody tells it which processes are its own, it
 /// looks after all. `record`: whether it
 /// records, too.
-pub fn agent_config(job: &Job, record: bool) -> String {
+pub fn agent_config(job: &Job, unit: Choice, record: bool) -> String {
     let cgroups = job
         .launches
         .iter()
@@ -262,7 +289,7 @@ pub fn agent_config(job: &Job, record: bool) -> String {
         resident_min_mib: RESIDENT_MIN_MIB,
         tracker: match job.settings.system {
             System::DemeterDamon => Choice::Damon,
-            _ => Choice::Lab,
+            _ => unit,
         },
         socket: AGENT_SOCKET_PATH.into(),
         record: (record && !job.rounds).then(|| AGENT_RECORDING_PATH.into()),
@@ -294,7 +321,7 @@ mod tests {
                 launches: vec![],
                 level: Level::Alone,
             };
-            let config: Config = toml::from_str(&agent_config(&job, true)).unwrap();
+            let config: Config = toml::from_str(&agent_config(&job, Choice::Lab, true)).unwrap();
             assert_eq!(config.tuning.sample_period, 2047);
             config
         };
@@ -335,7 +362,7 @@ mod tests {
                 launches,
                 level: Level::Alone,
             };
-            let config: Config = toml::from_str(&agent_config(&job, false)).unwrap();
+            let config: Config = toml::from_str(&agent_config(&job, Choice::Lab, false)).unwrap();
             config.check().unwrap();
             let weights = config
                 .shares()

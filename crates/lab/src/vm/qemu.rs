@@ -27,13 +27,18 @@ const SHARED_MIB: u64 = 4;
 /// What the kernel is told. An oops is a panic, since half a kernel would wait for the other half; a panic ends the VM, as
 /// `-no-reboot` says; `nokaslr` keeps the kernel in the same node every time; `init_on_alloc=0` because Debian's kernels
 /// clear every page that is allocated, those that a balloon takes and gives away unread as well; `no_timer_check`
-/// because on a busy host the emulated timer looks broken to it; behind `--` stands the first process's own argument.
+/// because on a busy host the emulated timer looks broken to it; `perf_cpu_time_max_percent=0` because the host's other
+/// work would count as a sample's, and the kernel would then sample next to nothing; behind `--` stands the first process's own argument.
 pub const KERNEL_ARGS: &str = "console=ttyS0 loglevel=5 oops=panic panic=-1 nokaslr init_on_alloc=0 \
-                           no_timer_check rdinit=/bin/demeter -- lab-init";
+                           no_timer_check sysctl.kernel.perf_cpu_time_max_percent=0 \
+                           rdinit=/bin/demeter -- lab-init";
 
 /// The model of the CPUs, one without "enhanced rep movsb": a kernel that copies and clears pages
 /// byte by byte takes four times as long under the emulator.
 pub const CPU: &str = "qemu64";
+
+/// The word behind the version of our own emulator: PKGVERSION in xtask/src/emulator.rs.
+const EXACT: &str = "(demeter)";
 
 pub const MEND: &str =
     "apt-get install qemu-system-x86, or set DEMETER_QEMU to a qemu-system-x86_64";
@@ -70,6 +75,16 @@ fn version(qemu: &Path, hint: &str) -> Result<Version, Error> {
     };
     let hint = hint.into();
     Err(Error::Missing { what, hint })
+}
+
+/// Whether this is our own emulator, whose CPUs have a sampling unit.
+pub fn is_exact(qemu: &Path) -> Result<bool, Error> {
+    let said = tool::output(Command::new(qemu).arg("--version"), MEND)?;
+    Ok(says_exact(&said))
+}
+
+fn says_exact(said: &str) -> bool {
+    said.lines().next().is_some_and(|line| line.contains(EXACT))
 }
 
 fn parse_version(said: &str) -> Option<Version> {
@@ -116,6 +131,8 @@ pub struct Parts<'a> {
     pub initramfs: &'a Path,
     /// The machine of the scenario.
     pub machine: &'a Machine,
+    /// Further properties of its CPUs.
+    pub cpu_properties: &'a [String],
     /// Slow memory's delay is stretched by this factor.
     pub dilation: u64,
     /// Memory of the nodes.
@@ -152,13 +169,14 @@ impl Parts<'_> {
         option("-machine", "pc,hmat=on".into());
         option("-accel", "tcg,thread=multi".into());
         // A host's has AMD's virtualization with nested paging, which this emulator has on any machine.
-        option(
-            "-cpu",
-            match place {
-                MachinePlace::Guest => CPU.into(),
-                MachinePlace::Host => format!("{CPU},+svm,+npt"),
-            },
-        );
+        let mut cpu = match place {
+            MachinePlace::Guest => CPU.into(),
+            MachinePlace::Host => format!("{CPU},+svm,+npt"),
+        };
+        for property in self.cpu_properties {
+            cpu = format!("{cpu},{property}");
+        }
+        option("-cpu", cpu);
         option("-smp", vcpus.to_string());
         let ram_mib = fast_mib + slow_mib;
         let slots = if self.has_events { DIMM_SLOTS } else { 0 };
@@ -275,6 +293,10 @@ mod tests {
             Some(Version(10, 0))
         );
         assert_eq!(parse_version("no emulator"), None);
+        assert!(!says_exact(debian));
+        let ours = "QEMU emulator version 7.2.22 (demeter)\nCopyright";
+        assert_eq!(parse_version(ours), Some(Version(7, 2)));
+        assert!(says_exact(ours));
     }
 
     #[test]
