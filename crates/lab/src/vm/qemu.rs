@@ -28,7 +28,8 @@ const SHARED_MIB: u64 = 4;
 /// `-no-reboot` says; `nokaslr` keeps the kernel in the same node every time; `init_on_alloc=0` because Debian's kernels
 /// clear every page that is allocated, those that a balloon takes and gives away unread as well; `no_timer_check`
 /// because on a busy host the emulated timer looks broken to it; `perf_cpu_time_max_percent=0` because the host's other
-/// work would count as a sample's, and the kernel would then sample next to nothing; behind `--` stands the first process's own argument.
+/// work would count as a sample's, and the kernel would then sample next to nothing; behind `--` stands the first
+/// process's own argument.
 pub const KERNEL_ARGS: &str = "console=ttyS0 loglevel=5 oops=panic panic=-1 nokaslr init_on_alloc=0 \
                            no_timer_check sysctl.kernel.perf_cpu_time_max_percent=0 \
                            rdinit=/bin/demeter -- lab-init";
