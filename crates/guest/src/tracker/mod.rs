@@ -169,7 +169,7 @@ pub enum TrackerError {
     Silent {
         /// Its name.
         tracker: &'static str,
-        /// What was tried.
+        /// The proof that failed.
         why: String,
     },
     /// Shared memory holds something that no honest writer would write.
