@@ -1,7 +1,7 @@
 //! Any bytes in a perf ring: a bounded number of records, then at most one error.
 #![no_main]
 
-use demeter_guest::tracker::perf::{Record, access, raw, records};
+use demeter_guest::tracker::perf::{Record, access, ibs_load, raw, records};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -13,6 +13,7 @@ fuzz_target!(|bytes: &[u8]| {
         match record {
             Ok(Record::Sample(sample)) => {
                 let _ = access(sample);
+                let _ = ibs_load(sample);
                 if let Some((_, raw)) = raw(sample) {
                     assert!(raw.len() + 12 <= sample.len());
                 }

@@ -5,6 +5,7 @@ mod build;
 mod deb;
 mod demo;
 mod docs;
+mod emulator;
 mod fresh;
 mod fuzz;
 mod kernels;
@@ -73,6 +74,11 @@ enum Task {
     /// dirty logging under KVM in an emulated machine. It takes about forty minutes. Prints "skipped" if it is not
     /// possible: it needs root and the archive.
     Arm(arm::Args),
+    /// Build an emulator whose CPUs have AMD's sampling unit (IBS), for `demeter run --emulator exact`
+    ///
+    /// The source of QEMU is this Debian's package; the patches are those of crates/lab/emulator. The result is kept below
+    /// target/emulator until source or patches change. Says first how long it takes. docs/src/emulator.md has more.
+    Emulator,
     /// Install the Debian packages in an emulated VM of a Debian with systemd, use them, remove them
     ///
     /// Makes the root file system with mmdebstrap from the archive that this machine's apt uses. Boots it under QEMU
@@ -95,6 +101,7 @@ fn main() -> ExitCode {
         Task::Python => python::test(),
         Task::Systems(args) => systems::systems(&args),
         Task::Arm(args) => arm::arm(&args),
+        Task::Emulator => emulator::emulator(),
         Task::Kernels(args) => kernels::kernels(&args),
         Task::Fresh(args) => fresh::fresh(&args),
         Task::PackageTest(args) => package_test::package_test(&args),

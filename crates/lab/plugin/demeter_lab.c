@@ -35,6 +35,8 @@
  * so long without a miss. That time is counted as `lag_ns`. A slowdown of the vCPU that does not
  * stop it, such as a lower clock, is not detected.
  *
+ * An emulator whose CPUs have a sampling unit gets each miss and its cost, whether `armed` is set or not.
+ *
  * While `period` is not 0, every period-th load that user code does at a user address, that
  * misses the filter and whose modelled latency is at least `threshold_ns`, becomes a record.
  *
@@ -131,6 +133,9 @@ static void miss(unsigned int index, qemu_plugin_meminfo_t info, uint64_t gva, u
 		return;
 
 	const struct cost *cost = predicted ? &range->tier->predicted : &range->tier->random;
+	if (qemu_plugin_access_cost)
+		qemu_plugin_access_cost(gva, range->tier == &tiers[1],
+					(uint32_t)(cost->latency_ns / ns_per_tick));
 	if (armed && cost->delay)
 		pay(vcpu, cost->delay);
 
@@ -193,7 +198,9 @@ static void on_access(unsigned int index, qemu_plugin_meminfo_t info, uint64_t g
 
 		if (asked)
 			answer(asked, info, gva);
-		return;
+		/* A sampling unit of the CPU's own may be on at any time. */
+		if (!qemu_plugin_access_cost)
+			return;
 	}
 	if (!filter_hit(&vcpus[index].filter, gva))
 		miss(index, info, gva, (uint64_t)(uintptr_t)ip, armed, period);

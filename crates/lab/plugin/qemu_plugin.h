@@ -146,4 +146,10 @@ struct qemu_plugin_hwaddr *qemu_plugin_get_hwaddr(qemu_plugin_meminfo_t info, ui
 bool qemu_plugin_hwaddr_is_io(const struct qemu_plugin_hwaddr *hwaddr);
 uint64_t qemu_plugin_hwaddr_phys_addr(const struct qemu_plugin_hwaddr *hwaddr);
 
+/*
+ * Only our own emulator has it (crates/lab/emulator): its sampling unit reports what an access cost. Elsewhere it is
+ * NULL.
+ */
+__attribute__((weak)) void qemu_plugin_access_cost(uint64_t vaddr, bool is_far, uint32_t cycles);
+
 #endif

@@ -55,6 +55,7 @@ impl Fake {
             // Shared by all tests, so that the plugin is compiled once.
             cache: PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("cache"),
             programs: path("programs"),
+            cpu_properties: vec![],
             keep_logs: Some(path("logs")),
         };
         let scenarios = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios");

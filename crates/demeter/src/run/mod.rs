@@ -37,6 +37,15 @@ enum Place {
     Here,
 }
 
+/// Which emulator runs the lab's VMs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum EmulatorKind {
+    /// The distribution's, or that of `DEMETER_QEMU`. The agent gets samples from the lab's own unit
+    Packaged,
+    /// That of `cargo xtask emulator`, whose CPUs have AMD's IBS: the agent gets samples from the kernel
+    Exact,
+}
+
 impl Place {
     /// Its name in result files.
     fn name(self) -> &'static str {
@@ -73,6 +82,9 @@ pub struct Args {
     /// Where to run it
     #[arg(long, value_enum, default_value = "lab")]
     on: Place,
+    /// Which emulator runs the lab's VMs
+    #[arg(long, value_enum, default_value = "packaged")]
+    emulator: EmulatorKind,
     /// Write the result to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -147,11 +159,18 @@ type Measured = (RunResult, Result<(), demeter_lab::Error>);
 /// Runs one scenario in its place.
 fn measure(args: &Args, scenario: &Scenario, stop: &AtomicBool) -> anyhow::Result<Measured> {
     let lab = || {
-        Lab::from_env().map(|lab| Lab {
+        let lab = Lab {
             keep_logs: args.keep_logs.clone(),
-            ..lab
-        })
+            ..Lab::from_env()?
+        };
+        match args.emulator {
+            EmulatorKind::Packaged => Ok(lab),
+            EmulatorKind::Exact => lab.exact(),
+        }
     };
+    if args.emulator == EmulatorKind::Exact && !matches!(args.on, Place::Lab) {
+        bail!("--emulator is for the lab: nothing else is emulated");
+    }
     if args.at_once.get() > 1 && !matches!(args.on, Place::Lab) {
         bail!(
             "--at-once is for the lab: this machine is one, and runs of the simulator do not disturb each other"

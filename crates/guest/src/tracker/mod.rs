@@ -161,6 +161,16 @@ pub enum TrackerError {
         /// The system's error.
         source: std::io::Error,
     },
+    /// The unit gives no samples any more, not even of accesses that it must see.
+    #[error(
+        "tracker {tracker}: silent: {why}; another tracker takes its place where `tracker` is auto"
+    )]
+    Silent {
+        /// Its name.
+        tracker: &'static str,
+        /// The proof that failed.
+        why: String,
+    },
     /// Shared memory has an impossible value.
     #[error("tracker {tracker}: corrupt ring: {what}")]
     Corrupt {
@@ -172,10 +182,10 @@ pub enum TrackerError {
 }
 
 impl TrackerError {
-    /// Whether another process uses what the tracker needs, so that it may work later.
+    /// Whether a tracker may work later: this one, once no other process uses what it needs, or another in its place.
     pub fn is_temporary(&self) -> bool {
         match self {
-            Self::Taken { .. } | Self::Held { .. } => true,
+            Self::Taken { .. } | Self::Held { .. } | Self::Silent { .. } => true,
             Self::NoneWorks(passed_over) => {
                 passed_over.iter().any(|passed| passed.why.is_temporary())
             }

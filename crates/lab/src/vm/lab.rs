@@ -15,7 +15,7 @@ use super::elastic::{self, Elastic, Module};
 use super::initramfs::Initramfs;
 use super::memory::NodeSizes;
 use super::prepared::{INITRAMFS, PreparedVm};
-use super::{kernel, module, nested, plugin};
+use super::{kernel, module, nested, plugin, qemu};
 use crate::error::{Error, VmFault};
 use crate::link::{
     AGENT_CONFIG_PATH, AGENT_RECORDING_PATH, AGENT_SOCKET_PATH, EARLY_MODULES_DIR, JOB_PATH, Job,
@@ -43,6 +43,8 @@ pub struct Lab {
     pub cache: PathBuf,
     /// Folder with the programs demeter, gups, memlat and mix.
     pub programs: PathBuf,
+    /// More properties of a VM's CPUs under our own emulator, for example `x-ibs-lose=50`.
+    pub cpu_properties: Vec<String>,
     /// Folder for the logs of every VM and the agent's recording. With `None`, only logs of failed VMs are kept, and
     /// nothing is recorded.
     pub keep_logs: Option<PathBuf>,
@@ -77,8 +79,22 @@ impl Lab {
             kernel: path("DEMETER_KERNEL"),
             cache: cache.join("demeter"),
             programs: this.parent().unwrap_or(Path::new("/")).to_owned(),
+            cpu_properties: vec![],
             keep_logs: None,
         })
+    }
+
+    /// Takes our own emulator instead, as `cargo xtask emulator` builds it.
+    pub fn exact(self) -> Result<Self, Error> {
+        let target = self.programs.parent().unwrap_or(Path::new("/"));
+        let qemu = target.join("emulator/qemu-system-x86_64");
+        match qemu.is_file() {
+            true => Ok(Self { qemu, ..self }),
+            false => Err(Error::Missing {
+                what: format!("the exact emulator {} is not built", qemu.display()),
+                hint: "cargo xtask emulator, or --emulator packaged".into(),
+            }),
+        }
     }
 
     /// Runs the system of `settings` in a VM of `scenario`. Passes each report to `on_report`. Returns after
@@ -124,6 +140,11 @@ impl Lab {
             level: Level::Alone,
         };
         let (plugin, kernel) = self.assets()?;
+        let mut cpu_properties = vec![];
+        if qemu::is_exact(&self.qemu)? {
+            cpu_properties.push("ibs=on".into());
+            cpu_properties.extend(self.cpu_properties.iter().cloned());
+        }
         let early = kernel::early_modules(&self.cache, &kernel)?;
         for (at, file) in early.iter().enumerate() {
             initramfs.add_file(&format!("{EARLY_MODULES_DIR}/{at}.ko"), file);
@@ -135,12 +156,17 @@ impl Lab {
         if scenario.machine.place == MachinePlace::Host {
             nested::into_host(self, &kernel, &mut initramfs, &mut job, folder.path())?;
         }
+        // The CPU's own unit, where it has one: `Auto` prefers that to the plugin's.
+        let unit = match cpu_properties.is_empty() {
+            true => Choice::Lab,
+            false => Choice::Auto,
+        };
         let text =
             serde_json::to_string(&job).map_err(|e| Error::io("encode", JOB_PATH)(e.into()))?;
         initramfs.add_text(JOB_PATH, text);
         initramfs.add_text(
             AGENT_CONFIG_PATH,
-            agent_config(&job, self.keep_logs.is_some()),
+            agent_config(&job, unit, self.keep_logs.is_some()),
         );
         if let Some(provisioner) = provisioner {
             self.add_driver(&mut initramfs, provisioner)?;
@@ -153,6 +179,7 @@ impl Lab {
             run: run.into(),
             scenario: scenario.clone(),
             qemu: self.qemu.clone(),
+            cpu_properties,
             plugin,
             kernel,
             sizes: match &elastic {
@@ -244,10 +271,10 @@ pub fn run_name(settings: &Settings) -> String {
     }
 }
 
-/// The agent's configuration, with the scenario's settings and the system's tracker. If programs have cgroups, it
-/// divides memory by their shares. If no process is named as its target, it manages all. `record`: whether it also
-/// records.
-pub fn agent_config(job: &Job, record: bool) -> String {
+/// The agent's configuration, with the scenario's settings and the system's tracker: `unit` for a system that uses a
+/// sampling unit. If programs have cgroups, it divides memory by their shares. If no process is named as its target, it
+/// manages all. `record`: whether it also records.
+pub fn agent_config(job: &Job, unit: Choice, record: bool) -> String {
     let cgroups = job
         .launches
         .iter()
@@ -260,7 +287,7 @@ pub fn agent_config(job: &Job, record: bool) -> String {
         resident_min_mib: RESIDENT_MIN_MIB,
         tracker: match job.settings.system {
             System::DemeterDamon => Choice::Damon,
-            _ => Choice::Lab,
+            _ => unit,
         },
         socket: AGENT_SOCKET_PATH.into(),
         record: (record && !job.rounds).then(|| AGENT_RECORDING_PATH.into()),
@@ -292,7 +319,7 @@ mod tests {
                 launches: vec![],
                 level: Level::Alone,
             };
-            let config: Config = toml::from_str(&agent_config(&job, true)).unwrap();
+            let config: Config = toml::from_str(&agent_config(&job, Choice::Lab, true)).unwrap();
             assert_eq!(config.tuning.sample_period, 2047);
             config
         };
@@ -333,7 +360,7 @@ mod tests {
                 launches,
                 level: Level::Alone,
             };
-            let config: Config = toml::from_str(&agent_config(&job, false)).unwrap();
+            let config: Config = toml::from_str(&agent_config(&job, Choice::Lab, false)).unwrap();
             config.check().unwrap();
             let weights = config
                 .shares()

@@ -10,6 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use demeter_guest::tracker::Choice;
 use demeter_host::config::{Config, Manage};
 use demeter_host::hypervisor::libvirt::Libvirt;
 use demeter_policy::provision::{Policy, ProvisionerKind};
@@ -169,7 +170,7 @@ fn pack(
     }
     let text = serde_json::to_string(&job).map_err(|e| Error::io("encode", JOB_PATH)(e.into()))?;
     initramfs.add_text(JOB_PATH, text);
-    initramfs.add_text(AGENT_CONFIG_PATH, agent_config(&job, false));
+    initramfs.add_text(AGENT_CONFIG_PATH, agent_config(&job, Choice::Lab, false));
     let archive = folder.join(format!("{name}-initramfs"));
     initramfs.write(&archive)?;
     Ok(archive)

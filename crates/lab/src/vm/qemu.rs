@@ -26,13 +26,18 @@ const SHARED_MIB: u64 = 4;
 /// The kernel's arguments. An oops panics, since a damaged kernel could hang, and a panic ends the VM, due to
 /// `-no-reboot`. `nokaslr` keeps the kernel in one node. `init_on_alloc=0` is set because Debian's kernels clear every
 /// allocated page, even those that a balloon takes and returns unread. `no_timer_check` is set because on a busy host
-/// the emulated timer looks broken. The argument of the init process follows `--`.
+/// the emulated timer looks broken. `perf_cpu_time_max_percent=0` is set because the kernel would count the host's other
+/// work as the cost of a sample, and throttle sampling. The argument of the init process follows `--`.
 pub const KERNEL_ARGS: &str = "console=ttyS0 loglevel=5 oops=panic panic=-1 nokaslr init_on_alloc=0 \
-                           no_timer_check rdinit=/bin/demeter -- lab-init";
+                           no_timer_check sysctl.kernel.perf_cpu_time_max_percent=0 \
+                           rdinit=/bin/demeter -- lab-init";
 
 /// The CPU model, without "enhanced rep movsb": with it, the kernel copies and clears pages byte by byte, which takes
 /// four times as long under the emulator.
 pub const CPU: &str = "qemu64";
+
+/// The word behind the version of our own emulator: PKGVERSION in xtask/src/emulator.rs.
+const EXACT: &str = "(demeter)";
 
 pub const MEND: &str =
     "apt-get install qemu-system-x86, or set DEMETER_QEMU to a qemu-system-x86_64";
@@ -69,6 +74,16 @@ fn version(qemu: &Path, hint: &str) -> Result<Version, Error> {
     };
     let hint = hint.into();
     Err(Error::Missing { what, hint })
+}
+
+/// Whether this is our own emulator, whose CPUs have a sampling unit.
+pub fn is_exact(qemu: &Path) -> Result<bool, Error> {
+    let said = tool::output(Command::new(qemu).arg("--version"), MEND)?;
+    Ok(says_exact(&said))
+}
+
+fn says_exact(said: &str) -> bool {
+    said.lines().next().is_some_and(|line| line.contains(EXACT))
 }
 
 fn parse_version(said: &str) -> Option<Version> {
@@ -115,6 +130,8 @@ pub struct Parts<'a> {
     pub initramfs: &'a Path,
     /// The scenario's machine.
     pub machine: &'a Machine,
+    /// More properties of its CPUs.
+    pub cpu_properties: &'a [String],
     /// Factor by which slow memory's delay is stretched.
     pub dilation: u64,
     /// Sizes of the nodes.
@@ -151,13 +168,14 @@ impl Parts<'_> {
         option("-machine", "pc,hmat=on".into());
         option("-accel", "tcg,thread=multi".into());
         // A host VM has AMD's nested paging, which this emulator supports on any machine.
-        option(
-            "-cpu",
-            match place {
-                MachinePlace::Guest => CPU.into(),
-                MachinePlace::Host => format!("{CPU},+svm,+npt"),
-            },
-        );
+        let mut cpu = match place {
+            MachinePlace::Guest => CPU.into(),
+            MachinePlace::Host => format!("{CPU},+svm,+npt"),
+        };
+        for property in self.cpu_properties {
+            cpu = format!("{cpu},{property}");
+        }
+        option("-cpu", cpu);
         option("-smp", vcpus.to_string());
         let ram_mib = fast_mib + slow_mib;
         let slots = if self.has_events { DIMM_SLOTS } else { 0 };
@@ -273,6 +291,10 @@ mod tests {
             Some(Version(10, 0))
         );
         assert_eq!(parse_version("no emulator"), None);
+        assert!(!says_exact(debian));
+        let ours = "QEMU emulator version 7.2.22 (demeter)\nCopyright";
+        assert_eq!(parse_version(ours), Some(Version(7, 2)));
+        assert!(says_exact(ours));
     }
 
     #[test]

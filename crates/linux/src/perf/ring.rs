@@ -91,6 +91,46 @@ pub fn access(sample: &[u8]) -> Option<(Pid, GuestVirtAddr)> {
     Some((Pid(u32_at(sample, 0)?), GuestVirtAddr(u64_at(sample, 8)?)))
 }
 
+/// A load sampled by AMD's IBS.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IbsLoad {
+    /// The process.
+    pub pid: Pid,
+    /// Where it loaded from.
+    pub addr: GuestVirtAddr,
+    /// Latency after the load missed the first cache, core cycles; 0 for a hit.
+    pub latency_cycles: u16,
+}
+
+/// Decodes a TID|RAW sample of the `ibs_op` PMU: `None` if the op is no load or has no valid address.
+///
+/// All kernels with that PMU write the unit's registers into a raw sample, behind a word of its capabilities. As
+/// a sample's own address Linux 6.1 gives it, and 5.10 gives 0.
+pub fn ibs_load(sample: &[u8]) -> Option<IbsLoad> {
+    /// Bits of IbsOpData3: the op loaded, it missed the first cache, IbsDcLinAd is valid.
+    const LOAD: u64 = 1 << 0;
+    const MISS: u64 = 1 << 7;
+    const LINEAR_VALID: u64 = 1 << 17;
+    /// Where IbsDcMissLat begins in it.
+    const LATENCY_SHIFT: u32 = 32;
+    /// Bytes before the registers: pid and tid, the size of what is raw, the capabilities.
+    const BEFORE: usize = 16;
+    // IbsOpCtl, IbsOpRip, IbsOpData, IbsOpData2, IbsOpData3, IbsDcLinAd
+    let register = |at: usize| u64_at(sample, BEFORE + at * 8);
+    let size = u32_at(sample, 8)? as usize;
+    sample.get(12..)?.get(..size)?;
+    let data3 = register(4)?;
+    let latency_cycles = match data3 & MISS {
+        0 => 0,
+        _ => (data3 >> LATENCY_SHIFT) as u16,
+    };
+    (data3 & LOAD != 0 && data3 & LINEAR_VALID != 0).then_some(IbsLoad {
+        pid: Pid(u32_at(sample, 0)?),
+        addr: GuestVirtAddr(register(5)?),
+        latency_cycles,
+    })
+}
+
 /// Decodes a TIME|RAW sample: its time in nanoseconds of the event's clock, and the tracepoint's bytes.
 pub fn raw(sample: &[u8]) -> Option<(u64, &[u8])> {
     let time_ns = u64_at(sample, 0)?;
@@ -215,6 +255,44 @@ mod tests {
         assert_eq!(raw(&three), Some((7, &[1, 2, 3][..])));
         assert_eq!(raw(&three[..11]), None);
         assert_eq!(raw(&[]), None);
+    }
+
+    /// A raw sample of IBS: process 7, the register IbsOpData3, the address 0x1234.
+    fn ibs_sample(data3: u64) -> Vec<u8> {
+        let mut bytes: Vec<u8> = [7u32, 8, 60, 0xdd]
+            .iter()
+            .flat_map(|it| it.to_ne_bytes())
+            .collect();
+        let registers = [1 << 18, 0x40_0000, 0, 0, data3, 0x1234, 0x5678];
+        bytes.extend(registers.iter().flat_map(|it: &u64| it.to_ne_bytes()));
+        bytes
+    }
+
+    #[test]
+    fn an_op_is_a_load_only_with_a_valid_address() {
+        let load = |data3| ibs_load(&ibs_sample(data3));
+        let hit = IbsLoad {
+            pid: Pid(7),
+            addr: GuestVirtAddr(0x1234),
+            latency_cycles: 0,
+        };
+        let miss = IbsLoad {
+            latency_cycles: 500,
+            ..hit
+        };
+        assert_eq!(load(1 << 17 | 1), Some(hit));
+        assert_eq!(load(500 << 32 | 1 << 17 | 1 << 7 | 1), Some(miss));
+        // A latency without a miss is left over from another op.
+        assert_eq!(load(500 << 32 | 1 << 17 | 1), Some(hit));
+        for (no_load, why) in [
+            (0, "no access"),
+            (1, "no address"),
+            (1 << 17 | 2, "a store"),
+        ] {
+            assert_eq!(load(no_load), None, "{why}");
+        }
+        let whole = ibs_sample(1 << 17 | 1);
+        assert!((0..whole.len()).all(|end| ibs_load(&whole[..end]).is_none()));
     }
 
     #[test]

@@ -15,9 +15,13 @@ const PMU_DIR: &str = "sys/bus/event_source/devices";
 const TYPE_SOFTWARE: u32 = 1;
 const SW_PAGE_FAULTS: u64 = 2;
 
-/// Factor from the load period to the IBS period. IBS counts every micro-operation, not only slow loads. The kernel
-/// requires a multiple of 16.
+/// Factor from the load period to the IBS period. Without a filter IBS interrupts for every micro-operation that it samples,
+/// not only for slow loads.
 const IBS_PERIOD_FACTOR: u64 = 64;
+/// The kernel wants a multiple.
+const IBS_PERIOD_STEP: u64 = 16;
+/// Newer kernels refuse shorter ones.
+const IBS_PERIOD_MIN: u64 = 0x90;
 /// The largest period of the first IBS implementations (16 bits, in steps of 16).
 const IBS_PERIOD_MAX: u64 = 0xffff << 4;
 /// IBS counts dispatched micro-operations instead of cycles (`format/cnt_ctl`).
@@ -81,15 +85,24 @@ impl EventKind {
                 None,
             ),
             Self::AmdIbs => {
-                let period = base.sample_period * IBS_PERIOD_FACTOR;
-                let attr = Attr {
-                    kind: pmu_type(&pmu.join("ibs_op"))?,
+                let pmu = pmu.join("ibs_op");
+                let mut attr = Attr {
+                    kind: pmu_type(&pmu)?,
                     config: IBS_COUNT_OPS,
-                    sample_period: period.min(IBS_PERIOD_MAX),
+                    sample_type: sample::TID | sample::RAW,
                     // Most generations cannot exclude the kernel; its addresses are rejected later.
                     flags: flag::DISABLED,
                     ..base
                 };
+                // Zen 4 and later discard what did not miss the last cache before anybody is interrupted. Of each
+                // `sample_period` ops that count one is looked at, so that is one of as many slow loads.
+                if pmu.join("format/l3missonly").exists() {
+                    set_field(&pmu, "l3missonly", 1, &mut attr)?;
+                } else {
+                    attr.sample_period *= IBS_PERIOD_FACTOR;
+                }
+                attr.sample_period = (attr.sample_period.next_multiple_of(IBS_PERIOD_STEP))
+                    .clamp(IBS_PERIOD_MIN, IBS_PERIOD_MAX);
                 (attr, None)
             }
             Self::IntelLoadLatency => {
@@ -226,7 +239,7 @@ fn parse_format(text: &str) -> Option<Place> {
 
 /// The latency threshold in core cycles, from the first CPU's frequency. Assumes 1 cycle per nanosecond if that is
 /// unknown.
-fn threshold_cycles(settings: &Settings) -> u64 {
+pub(super) fn threshold_cycles(settings: &Settings) -> u64 {
     /// The range that the hardware field accepts.
     const CYCLES: std::ops::RangeInclusive<u64> = 3..=0xffff;
     let cpuinfo = fs::read_to_string(settings.root.join("proc/cpuinfo")).unwrap_or_default();
@@ -334,9 +347,24 @@ mod tests {
             };
             let attr = EventKind::AmdIbs.event(&settings).unwrap().attr;
             assert!(attr.sample_period.is_multiple_of(16));
-            assert!((0x90..=IBS_PERIOD_MAX).contains(&attr.sample_period) || period == 1);
-            assert_eq!(attr.kind, 11);
+            assert!((0x90..=IBS_PERIOD_MAX).contains(&attr.sample_period));
+            assert_eq!((attr.kind, attr.config), (11, IBS_COUNT_OPS));
+            assert_eq!(attr.sample_type, 1 << 1 | 1 << 10);
         }
+    }
+
+    #[test]
+    fn ibs_that_reports_misses_only_samples_as_many_loads() {
+        let (_root, settings) = machine(&[
+            ("sys/bus/event_source/devices/ibs_op/type", "11"),
+            (
+                "sys/bus/event_source/devices/ibs_op/format/l3missonly",
+                "config:16",
+            ),
+        ]);
+        let attr = EventKind::AmdIbs.event(&settings).unwrap().attr;
+        assert_eq!(attr.config, IBS_COUNT_OPS | 1 << 16);
+        assert_eq!(attr.sample_period, 4096, "4093 in steps of 16");
     }
 
     #[test]

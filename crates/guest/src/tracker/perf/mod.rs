@@ -10,21 +10,24 @@
 
 mod event;
 mod selftest;
+mod watchdog;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::time::Instant;
 
 use demeter_linux::perf::ring::Ring;
 use demeter_linux::perf::sys;
-use demeter_policy::{Pid, Sample};
+use demeter_policy::{GuestVirtAddr, Pid, Sample};
 
-pub use demeter_linux::perf::ring::{Record, access, raw, records};
+pub use demeter_linux::perf::ring::{Record, access, ibs_load, raw, records};
 pub use event::EventKind;
 
 use super::{Drained, Settings, Tracker, TrackerError, is_user_address};
 use event::Event;
+use watchdog::Watchdog;
 
 const NAME: &str = "perf";
 
@@ -35,12 +38,13 @@ const RING_BYTES: usize = 512 << 10;
 /// A reader of the kernel's perf rings, one per CPU.
 pub struct PerfTracker {
     event: Event,
-    /// Loads per sample; approximate if micro-operations are counted.
-    period: u32,
+    /// Loads below this latency are rejected.
+    threshold_cycles: u64,
     root: std::path::PathBuf,
     rings: BTreeMap<u32, CpuRing>,
     targets: BTreeSet<Pid>,
     paused: bool,
+    watchdog: Watchdog,
 }
 
 struct CpuRing {
@@ -63,11 +67,12 @@ impl PerfTracker {
     pub fn with_event(kind: EventKind, settings: &Settings) -> Result<Self, TrackerError> {
         let mut tracker = Self {
             event: kind.event(settings)?,
-            period: settings.period,
+            threshold_cycles: event::threshold_cycles(settings),
             root: settings.root.clone(),
             rings: BTreeMap::new(),
             targets: BTreeSet::new(),
             paused: false,
+            watchdog: Watchdog::new(Instant::now()),
         };
         tracker.follow_cpus()?;
         Ok(tracker)
@@ -98,6 +103,85 @@ impl PerfTracker {
             return Err(self.event.refused(&self.root, error));
         }
         Ok(())
+    }
+
+    /// Takes the records of all CPUs.
+    fn take(&self, out: &mut Vec<Sample>, max: usize) -> Result<Drained, TrackerError> {
+        let mut drained = Drained::default();
+        if self.paused {
+            return Ok(drained);
+        }
+        let mut fault = None;
+        let mut bytes = Vec::new();
+        for (index, (cpu, CpuRing { ring, .. })) in self.rings.iter().enumerate() {
+            if let Err(what) = ring.take(&mut bytes) {
+                fault = Some(format!("CPU {cpu}: {what}"));
+                continue;
+            }
+            // No CPU may fill the whole quota and silence those after it.
+            let cpus_left = self.rings.len() - index;
+            let mut quota = (max - drained.taken as usize) / cpus_left;
+            for record in records(&bytes) {
+                let sample = match record {
+                    Ok(Record::Sample(sample)) => self.access(sample),
+                    Ok(Record::Lost(count)) => {
+                        drained.lost = drained.lost.saturating_add(count);
+                        continue;
+                    }
+                    Ok(Record::Other) => continue,
+                    Err(what) => {
+                        fault = Some(format!("CPU {cpu}: {what}"));
+                        continue;
+                    }
+                };
+                match sample
+                    .filter(|(pid, addr)| self.targets.contains(pid) && is_user_address(*addr))
+                {
+                    None => drained.rejected += 1,
+                    Some(_) if quota == 0 => drained.lost += 1,
+                    Some((pid, addr)) => {
+                        out.push(Sample {
+                            pid,
+                            addr,
+                            weight: 1,
+                        });
+                        drained.taken += 1;
+                        quota -= 1;
+                    }
+                }
+            }
+        }
+        match fault {
+            None => Ok(drained),
+            Some(what) => Err(TrackerError::Corrupt {
+                tracker: NAME,
+                what,
+            }),
+        }
+    }
+
+    /// After a long silence: a program may have had no slow load, but this one has some now.
+    fn prove_alive(&mut self) -> Result<(), TrackerError> {
+        let targets = self.targets.clone();
+        let alive = selftest::check(self);
+        self.targets = targets;
+        self.watchdog.is_alive(Instant::now());
+        match alive {
+            Err(TrackerError::Unavailable { tracker, why, .. }) => {
+                Err(TrackerError::Silent { tracker, why })
+            }
+            alive => alive,
+        }
+    }
+
+    /// The slow load in a sample, if there is one.
+    fn access(&self, sample: &[u8]) -> Option<(Pid, GuestVirtAddr)> {
+        match self.event.kind {
+            EventKind::AmdIbs => ibs_load(sample)
+                .filter(|load| u64::from(load.latency_cycles) >= self.threshold_cycles)
+                .map(|load| (load.pid, load.addr)),
+            EventKind::IntelLoadLatency | EventKind::PageFaults => access(sample),
+        }
     }
 
     fn enable(&self, on: bool) -> Result<(), TrackerError> {
@@ -138,7 +222,7 @@ impl Tracker for PerfTracker {
     }
 
     fn loads_per_sample(&self) -> Option<u32> {
-        Some(self.period)
+        u32::try_from(self.event.attr.sample_period).ok()
     }
 
     fn set_targets(&mut self, targets: &[Pid]) -> Result<(), TrackerError> {
@@ -147,57 +231,12 @@ impl Tracker for PerfTracker {
     }
 
     fn drain(&mut self, out: &mut Vec<Sample>, max: usize) -> Result<Drained, TrackerError> {
-        let mut drained = Drained::default();
-        if self.paused {
-            return Ok(drained);
+        let drained = self.take(out, max)?;
+        let heard = drained.taken + drained.lost + drained.rejected > 0;
+        if !self.paused && self.watchdog.is_suspect(heard, Instant::now()) {
+            self.prove_alive()?;
         }
-        let mut fault = None;
-        let mut bytes = Vec::new();
-        for (index, (cpu, CpuRing { ring, .. })) in self.rings.iter().enumerate() {
-            if let Err(what) = ring.take(&mut bytes) {
-                fault = Some(format!("CPU {cpu}: {what}"));
-                continue;
-            }
-            // Each CPU has a quota, so that no CPU displaces the later ones.
-            let cpus_left = self.rings.len() - index;
-            let mut quota = (max - drained.taken as usize) / cpus_left;
-            for record in records(&bytes) {
-                let sample = match record {
-                    Ok(Record::Sample(sample)) => access(sample),
-                    Ok(Record::Lost(count)) => {
-                        drained.lost = drained.lost.saturating_add(count);
-                        continue;
-                    }
-                    Ok(Record::Other) => continue,
-                    Err(what) => {
-                        fault = Some(format!("CPU {cpu}: {what}"));
-                        continue;
-                    }
-                };
-                match sample
-                    .filter(|(pid, addr)| self.targets.contains(pid) && is_user_address(*addr))
-                {
-                    None => drained.rejected += 1,
-                    Some(_) if quota == 0 => drained.lost += 1,
-                    Some((pid, addr)) => {
-                        out.push(Sample {
-                            pid,
-                            addr,
-                            weight: 1,
-                        });
-                        drained.taken += 1;
-                        quota -= 1;
-                    }
-                }
-            }
-        }
-        match fault {
-            None => Ok(drained),
-            Some(what) => Err(TrackerError::Corrupt {
-                tracker: NAME,
-                what,
-            }),
-        }
+        Ok(drained)
     }
 
     fn pause(&mut self) -> Result<(), TrackerError> {
@@ -209,6 +248,7 @@ impl Tracker for PerfTracker {
         if self.paused {
             self.rings.values().for_each(|cpu| cpu.ring.discard());
             self.paused = false;
+            self.watchdog = Watchdog::new(Instant::now());
             self.enable(true)?;
         }
         Ok(())

@@ -37,7 +37,7 @@ pub(super) fn check(tracker: &mut PerfTracker) -> Result<(), TrackerError> {
         // Disabling the event makes the kernel write out buffered records.
         tracker.enable(false)?;
         samples.clear();
-        tracker.drain(&mut samples, MAX_SAMPLES)?;
+        tracker.take(&mut samples, MAX_SAMPLES)?;
         tracker.enable(true)?;
         let plausible = |addr| range.is_some_and(|range| range.contains(addr));
         if samples.iter().any(|sample| plausible(sample.addr)) {

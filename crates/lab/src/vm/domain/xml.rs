@@ -191,6 +191,7 @@ mod tests {
                 kernel: odd,
                 initramfs: odd,
                 machine: &machine(60, 220),
+                cpu_properties: &[],
                 dilation: 8,
                 sizes: NodeSizes {
                     fast_mib: 100,
