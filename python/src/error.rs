@@ -1,6 +1,6 @@
 //! Errors: in Python there is one, which says what the command line says.
 
-use demeter_report::one_line;
+use demeter_outcome::one_line;
 use pyo3::exceptions::PyException;
 use pyo3::{PyErr, create_exception};
 
