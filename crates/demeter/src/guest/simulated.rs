@@ -1,4 +1,4 @@
-//! What an agent finds in a simulated run: `--scenario` of `demeter guest heat` and `assess`.
+//! `--scenario` of `demeter guest heat` and `assess`: the heat that an agent finds in a simulated run.
 
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
