@@ -1,6 +1,6 @@
 //! The error of the Python module, with the command line's messages.
 
-use demeter_report::one_line;
+use demeter_outcome::one_line;
 use pyo3::exceptions::PyException;
 use pyo3::{PyErr, create_exception};
 

@@ -9,32 +9,97 @@ use anyhow::Context;
 
 use crate::shell;
 
-/// The command, and the workloads that it expects in its own folder.
+/// The full command, and the workloads that it expects in its own folder.
 pub const BINARIES: [&str; 8] = [
     "demeter", "forks", "graph", "gups", "kvload", "memlat", "mix", "sweep",
 ];
 
-/// Builds the binaries and puts them into target/release.
+/// Where the full command is put.
+pub const RELEASE: &str = "target/release";
+
+/// Where the command without the feature `study` is put.
+pub const OPERATE: &str = "target/operate";
+
+/// Builds the full command and the workloads, and puts them into target/release.
 pub fn build() -> anyhow::Result<()> {
-    let mut cargo = shell::cargo("build --locked --release --target-dir target --bins");
-    cargo.args(["--package", "demeter", "--package", "demeter-lab"]);
+    cargo("--bins --package demeter --package demeter-lab")?;
+    put(&BINARIES, RELEASE)
+}
+
+/// Builds the command that operates machines and studies none, and puts it into target/operate.
+pub fn operate() -> anyhow::Result<()> {
+    cargo("--bin demeter --package demeter --no-default-features")?;
+    put(&["demeter"], OPERATE)
+}
+
+fn cargo(what: &str) -> anyhow::Result<()> {
+    let mut cargo = shell::cargo("build --locked --release --target-dir target");
+    cargo.args(what.split_whitespace());
     // RUSTFLAGS would replace the configuration's flags.
     cargo.env_remove("RUSTFLAGS");
-    shell::run(cargo)?;
+    shell::run(cargo)
+}
 
-    let target = shell::root().join("target");
+/// Copies what cargo has just built.
+fn put(names: &[&str], folder: &str) -> anyhow::Result<()> {
     let tuple = shell::program("rustc", "--print host-tuple").output();
     let tuple = tuple.context("cannot run rustc")?.stdout;
     let tuple = String::from_utf8_lossy(&tuple).trim().to_owned();
-    let release = target.join("release");
-    fs::create_dir_all(&release).with_context(|| format!("cannot make {}", release.display()))?;
-    for name in BINARIES {
-        let built = target.join(&tuple).join("release").join(name);
+    let built = shell::root().join("target").join(tuple).join("release");
+    let to = shell::root().join(folder);
+    fs::create_dir_all(&to).with_context(|| format!("cannot make {}", to.display()))?;
+    for name in names {
+        let built = built.join(name);
         // Renamed into place, because a running program's file cannot be overwritten.
-        let (new, place) = (release.join(format!(".{name}.new")), release.join(name));
+        let (new, place) = (to.join(format!(".{name}.new")), to.join(name));
         fs::copy(&built, &new)
             .and_then(|_| fs::rename(&new, &place))
-            .with_context(|| format!("cannot copy {} to target/release", built.display()))?;
+            .with_context(|| format!("cannot copy {} to {folder}", built.display()))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// Crates that only the full command may link: root runs the other one.
+    const STUDY: [&str; 6] = [
+        "demeter-lab",
+        "demeter-report",
+        "demeter-scenario",
+        "demeter-sim",
+        "maud",
+        "parquet",
+    ];
+
+    /// The crates that the command links.
+    fn linked(features: &str) -> BTreeSet<String> {
+        let mut tree = shell::cargo("tree --locked --package demeter --edges normal --prefix none");
+        let tree = tree.args(features.split_whitespace()).output().unwrap();
+        let errors = String::from_utf8_lossy(&tree.stderr);
+        assert!(tree.status.success(), "cargo tree: {errors}");
+        let text = String::from_utf8(tree.stdout).unwrap();
+        let names = text.lines().filter_map(|line| line.split(' ').next());
+        names.map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn the_command_that_operates_links_nothing_of_the_studies() {
+        let (full, small) = (linked(""), linked("--no-default-features"));
+        for name in STUDY {
+            assert!(full.contains(name), "the full command has no {name}");
+            assert!(
+                !small.contains(name),
+                "cargo tree --no-default-features -p demeter -i {name}"
+            );
+        }
+        for name in ["demeter-guest", "demeter-host", "demeter-dirtylog"] {
+            assert!(small.contains(name), "{name}: {small:?}");
+        }
+        let is_arrow = |name: &&String| name.starts_with("arrow");
+        assert_eq!(small.iter().find(is_arrow), None);
+    }
 }

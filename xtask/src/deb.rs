@@ -1,4 +1,8 @@
-//! Debian packages: `demeter` (everything static, units, manual pages) and `demeter-balloon-dkms`.
+//! Debian packages: `demeter` (what operates a machine: a small command, units), `demeter-lab` (the full command, workloads,
+//! scenarios) and `demeter-balloon-dkms`.
+//!
+//! Both commands are static and called `demeter`: alternatives of Debian, of which the full one takes precedence. Units start
+//! the small one.
 //!
 //! debhelper builds them from a staged tree, so that maintainer scripts, units and DKMS are handled as Debian's present
 //! tools do it.
@@ -21,21 +25,21 @@ const NEEDED: [(&str, &str); 4] = [
 /// Units, as named in packaging/.
 const UNITS: [&str; 3] = ["demeter-guest", "demeter-host", "demeter-relay"];
 
-/// Completion scripts: the shell, and the file name that it expects.
-const COMPLETIONS: [(&str, &str); 3] = [
-    ("bash", "demeter"),
-    ("zsh", "_demeter"),
-    ("fish", "demeter.fish"),
-];
+/// The command of each package: its name here, and the folder that it is built into.
+const COMMANDS: [(&str, &str); 2] = [("operate", build::OPERATE), ("study", build::RELEASE)];
+
+/// Shells that have completion scripts.
+const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
 
 /// The folder of the packages.
 pub fn folder() -> PathBuf {
     shell::root().join("target/deb")
 }
 
-/// Builds both packages into target/deb, and checks them with lintian if it is installed.
+/// Builds the packages into target/deb, and checks them with lintian if it is installed.
 pub fn deb() -> anyhow::Result<()> {
     shell::need(&NEEDED)?;
+    build::operate()?;
     build::build()?;
     let version = env!("CARGO_PKG_VERSION");
     let out = folder();
@@ -120,11 +124,11 @@ fn stage(tree: &Path, version: &str) -> anyhow::Result<()> {
     copy(&root.join("CHANGELOG.md"), &tree.join("CHANGELOG.md"))?;
     copy_folder(&root.join("scenarios"), &tree.join("scenarios"))?;
     for name in build::BINARIES {
-        copy(
-            &root.join("target/release").join(name),
-            &tree.join("bin").join(name),
-        )?;
+        let program = root.join(build::RELEASE).join(name);
+        copy(&program, &tree.join("study").join(name))?;
     }
+    let small = root.join(build::OPERATE).join("demeter");
+    copy(&small, &tree.join("operate/demeter"))?;
     let driver = root.join("kernel/demeter_balloon");
     for entry in
         fs::read_dir(&driver).with_context(|| format!("cannot read {}", driver.display()))?
@@ -145,20 +149,50 @@ fn stage(tree: &Path, version: &str) -> anyhow::Result<()> {
         "# Demeter's balloon driver; without a port of its host it does nothing.\ndemeter_balloon\n",
     )?;
 
-    let demeter = root.join("target/release/demeter");
+    for (name, folder) in COMMANDS {
+        document(tree, name, &root.join(folder).join("demeter"))?;
+    }
+    leave_out_common_pages(&tree.join("man"))
+}
+
+/// Writes manual pages and completion scripts of the command called `name`.
+fn document(tree: &Path, name: &str, demeter: &Path) -> anyhow::Result<()> {
+    let pages = tree.join("man").join(name);
     shell::run({
-        let mut man = shell::program(&demeter, "man");
-        man.arg(tree.join("man"));
+        let mut man = shell::program(demeter, "man");
+        man.arg(&pages);
         man
     })?;
-    for (name, file) in COMPLETIONS {
-        let script = shell::program(&demeter, &format!("completions {name}")).output();
+    // Both packages have a page of the command as a whole, and an alternative chooses.
+    let whole = (
+        pages.join("demeter.1"),
+        pages.join(format!("demeter-{name}.1")),
+    );
+    fs::rename(&whole.0, &whole.1)
+        .with_context(|| format!("cannot rename {}", whole.0.display()))?;
+    for kind in SHELLS {
+        let script = shell::program(demeter, &format!("completions {kind}")).output();
         let script = script.with_context(|| format!("cannot run {}", demeter.display()))?;
         if !script.status.success() {
-            bail!("demeter completions {name}: {}", script.status);
+            bail!("demeter completions {kind}: {}", script.status);
         }
-        let path = tree.join("completions").join(name).join(file);
+        let path = tree.join("completions").join(name).join(kind);
         write(&path, &String::from_utf8_lossy(&script.stdout))?;
+    }
+    Ok(())
+}
+
+/// Removes the pages of `demeter-lab` that `demeter` has, on which it depends.
+fn leave_out_common_pages(man: &Path) -> anyhow::Result<()> {
+    let (operate, study) = (man.join("operate"), man.join("study"));
+    for page in
+        fs::read_dir(&operate).with_context(|| format!("cannot read {}", operate.display()))?
+    {
+        let common = study.join(page?.file_name());
+        if common.exists() {
+            fs::remove_file(&common)
+                .with_context(|| format!("cannot remove {}", common.display()))?;
+        }
     }
     Ok(())
 }
@@ -232,6 +266,35 @@ mod tests {
     #[test]
     fn a_licence_fits_into_a_control_file() {
         assert_eq!(indented("one\n\n  two \n"), " one\n .\n   two\n");
+    }
+
+    #[test]
+    fn pages_that_both_commands_have_are_packed_once() {
+        let man = tempfile::tempdir().unwrap();
+        for page in [
+            "operate/demeter-guest.1",
+            "study/demeter-guest.1",
+            "study/demeter-run.1",
+        ] {
+            write(&man.path().join(page), "").unwrap();
+        }
+        leave_out_common_pages(man.path()).unwrap();
+        let exists = |page: &str| man.path().join(page).exists();
+        assert!(exists("operate/demeter-guest.1") && exists("study/demeter-run.1"));
+        assert!(!exists("study/demeter-guest.1"));
+    }
+
+    #[test]
+    fn units_start_the_small_command() {
+        for unit in UNITS {
+            let unit = read(&shell::root().join(format!("packaging/{unit}.service"))).unwrap();
+            let starts = unit.lines().filter(|line| line.starts_with("Exec"));
+            let starts: Vec<&str> = starts.filter(|line| line.contains("demeter ")).collect();
+            assert!(!starts.is_empty());
+            for line in starts {
+                assert!(line.contains("/usr/lib/demeter/demeter "), "{line}");
+            }
+        }
     }
 
     #[test]

@@ -26,7 +26,7 @@ use clap::Parser;
 enum Task {
     /// Build static release binaries into target/release
     Build,
-    /// Build Debian packages into target/deb: the command with its units, and the driver for DKMS
+    /// Build Debian packages into target/deb: the small command with its units, the full one, and the driver for DKMS
     Deb,
     /// Run the demo scenario in the lab and report it
     Demo,

@@ -13,6 +13,9 @@ pub fn test() -> anyhow::Result<()> {
     shell::run(shell::cargo("fmt --all --check"))?;
     let lints = "clippy --locked --workspace --all-targets -- -D warnings";
     shell::run(shell::cargo(lints))?;
+    let small =
+        "clippy --locked --package demeter --no-default-features --all-targets -- -D warnings";
+    shell::run(shell::cargo(small))?;
     let mut doc = shell::cargo("doc --locked --workspace --no-deps");
     doc.env("RUSTDOCFLAGS", "-D warnings");
     shell::run(doc)?;
@@ -31,6 +34,9 @@ pub fn test() -> anyhow::Result<()> {
     build::build()?;
     fuzz::fuzz(&fuzz::Args::SHORT)?;
     python::test()?;
+    shell::run(shell::cargo(
+        "test --locked --package demeter --no-default-features",
+    ))?;
     eprintln!("checks took {} s; now the tests", start.elapsed().as_secs());
     shell::run(shell::cargo("test --locked --workspace"))
 }

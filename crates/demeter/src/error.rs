@@ -3,10 +3,11 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use demeter_report::one_line;
-use demeter_sim::SimError;
+use demeter_outcome::one_line;
 
 use crate::output::ReaderGone;
+#[cfg(feature = "study")]
+use crate::study;
 
 /// Prints the error in one line and returns the exit code.
 ///
@@ -17,15 +18,20 @@ pub fn report(error: &anyhow::Error) -> ExitCode {
     }
     // If stderr is closed, too, the error cannot be reported.
     let _ = writeln!(io::stderr(), "error: {}", one_line(error.as_ref()));
-    let interrupted = matches!(error.downcast_ref(), Some(demeter_lab::Error::Interrupted))
-        || matches!(error.downcast_ref(), Some(SimError::Interrupted))
-        || matches!(
-            error.downcast_ref(),
-            Some(demeter_dirtylog::Error::Interrupted)
-        );
-    match interrupted {
+    match is_interrupted(error) {
         // The exit code that shells expect after SIGINT.
         true => ExitCode::from(130),
         false => ExitCode::FAILURE,
     }
+}
+
+fn is_interrupted(error: &anyhow::Error) -> bool {
+    #[cfg(feature = "study")]
+    if study::is_interrupted(error) {
+        return true;
+    }
+    matches!(
+        error.downcast_ref(),
+        Some(demeter_dirtylog::Error::Interrupted)
+    )
 }

@@ -3,31 +3,26 @@
 //! Each subcommand is a module with an `Args` to parse and a function to call. An error is one line, `error: what: why;
 //! hint`, with exit code 1; wrong usage ends with 2.
 
-mod compare;
+mod address_heat;
 mod dirty_log;
 mod error;
+mod groups;
 mod guest;
 mod host;
 mod logging;
-mod model;
 mod names;
 mod output;
 mod probe;
-mod progress;
 mod replay;
-mod report;
-mod run;
 mod shell;
 mod signals;
-mod sweep;
-mod systems;
+#[cfg(feature = "study")]
+mod study;
 mod top;
-mod trace;
-mod tune;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 /// Manages fast and slow memory of virtual machines, and compares ways to do so.
 #[derive(Parser)]
@@ -35,14 +30,12 @@ use clap::{CommandFactory, Parser, Subcommand};
     version,
     infer_subcommands = true,
     after_help = "\
-To operate: guest (in a VM), host (on its host), top, probe, dirty-log, replay
-To study:   run, report, compare, sweep, tune, systems, model, trace
-
 Examples:
-  demeter run scenarios/ci.toml --on sim    compares two systems in a second
   sudo demeter probe                        says what works on this machine
   sudo demeter guest --all                  manages all large processes of this guest
-  sudo demeter host --config host.toml      sizes the VMs of this host"
+  sudo demeter host --config host.toml      sizes the VMs of this host
+  demeter run scenarios/ci.toml --on sim    compares two systems in a second (package demeter-lab)
+`demeter help COMMAND` describes a command."
 )]
 struct Cli {
     /// Log more to stderr: -v events, -vv details; RUST_LOG takes precedence
@@ -67,58 +60,38 @@ enum Command {
     DirtyLog(dirty_log::Args),
     /// Replay an agent's recording, and compare the decisions
     Replay(replay::Args),
-    /// Run a scenario under several systems and compare them
-    Run(run::Args),
-    /// Show a result file as a table, a page or a picture
-    Report(report::Args),
-    /// Compare two results of one scenario, case by case
-    Compare(compare::Args),
-    /// Run a scenario over a grid of its parameters on the simulator
-    Sweep(sweep::Args),
-    /// Find the best settings of a rival for a scenario
-    Tune(tune::Args),
-    /// List the systems that scenarios can compare, and where each runs
-    Systems(systems::Args),
-    /// Predict from counters what direct segments would save a program
-    Model(model::Args),
-    /// Record programs for the simulator, or inspect recordings
-    Trace(trace::Args),
+    #[cfg(feature = "study")]
+    #[command(flatten)]
+    Study(study::Command),
     /// Print a shell's completion script
     Completions(shell::CompletionsArgs),
     /// Print the manual page, or write the pages of all subcommands to a folder
     Man(shell::ManArgs),
-    /// First process of a lab VM
-    #[command(hide = true)]
-    LabInit,
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    match logging::start(cli.verbose).and_then(|()| dispatch(cli.command)) {
+    match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => error::report(&error),
     }
 }
 
-fn dispatch(command: Command) -> anyhow::Result<()> {
-    match command {
-        Command::Run(args) => run::run(args),
+fn run() -> anyhow::Result<()> {
+    let command = groups::in_groups(Cli::command());
+    groups::check_is_here(&command, std::env::args_os().skip(1))?;
+    let cli = Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit());
+    logging::start(cli.verbose)?;
+    match cli.command {
         Command::Guest(args) => guest::guest(args),
-        Command::Replay(args) => replay::replay(&args),
         Command::Host(args) => host::host(args),
         Command::Top(args) => top::top(args),
         Command::Probe(args) => probe::probe(&args),
         Command::DirtyLog(args) => dirty_log::dirty_log(&args),
-        Command::Report(args) => report::report(&args),
-        Command::Sweep(args) => sweep::sweep(&args),
-        Command::Tune(args) => tune::tune(args),
-        Command::Systems(args) => systems::systems(&args),
-        Command::Compare(args) => compare::compare(&args),
-        Command::Model(args) => model::model(&args),
-        Command::Trace(args) => trace::trace(&args),
+        Command::Replay(args) => replay::replay(&args),
+        #[cfg(feature = "study")]
+        Command::Study(command) => command.run(),
         Command::Completions(args) => shell::completions(&args, &mut Cli::command()),
         Command::Man(args) => shell::man(&args, Cli::command()),
-        Command::LabInit => demeter_lab::inside::init().map_err(Into::into),
     }
 }
 

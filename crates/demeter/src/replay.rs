@@ -8,9 +8,9 @@ use anyhow::{Result, bail};
 use demeter_guest::recording::{self, Decision, Reader, Replayed};
 use demeter_policy::engine::{Direction, Request};
 use demeter_policy::{Block, MIB, Pid, RankedRange};
-use demeter_report::{AddressHeat, HeatRange};
 use serde_json::{Value, json};
 
+use crate::address_heat::{AddressHeat, HeatRange};
 use crate::output;
 
 /// Size of the output buffer, bytes.

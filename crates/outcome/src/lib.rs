@@ -14,6 +14,7 @@ mod check;
 mod figure;
 mod file;
 mod names;
+mod one_line;
 mod provisioning;
 mod runs;
 mod schema;
@@ -27,6 +28,7 @@ pub use names::{
     CAUSES, COUNTERS, HISTORY_PREFIX, KVM_PREFIX, LOGGING_COUNTERS, OTHER_SYSTEM, Role,
     VMSTAT_PREFIXES, role,
 };
+pub use one_line::one_line;
 pub use provisioning::{CrashFigures, Provisioning, Resize, SoakFigures, Use};
 pub use runs::{NONE, best, less_none, middle, together};
 pub use schema::{

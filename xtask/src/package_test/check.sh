@@ -47,6 +47,16 @@ module_is_built() {
     grep -q '^demeter-balloon.*installed' dkms && modinfo demeter_balloon
 }
 
+study_is_elsewhere() {
+    answer=$(demeter systems 2>&1) && return 1
+    echo "$answer"
+    [ "$answer" = 'error: demeter systems is not in this package; install demeter-lab' ]
+}
+
+install_lab() {
+    apt-get install -y ./demeter-lab_*.deb && demeter systems | grep '^demeter '
+}
+
 no_unit_is_enabled() {
     states=$(systemctl is-enabled demeter-guest demeter-host demeter-relay)
     echo $states
@@ -60,9 +70,16 @@ agent_is_active() {
     systemctl is-active demeter-guest
 }
 
+# The full command is there, but not what runs as root.
+agent_is_small() {
+    program=$(readlink "/proc/$(systemctl show -p MainPID --value demeter-guest)/exe")
+    echo "$program"
+    [ "$program" = /usr/lib/demeter/demeter ]
+}
+
 # Nine of ten updates go to hot memory that comes from the slow node: the agent has to bring it over.
 memory_moves() {
-    /usr/lib/demeter/gups --size 192MiB --hot 64MiB --weight 0.9 --place-hot 1 --duration 600 >/dev/null &
+    /usr/lib/demeter-lab/gups --size 192MiB --hot 64MiB --weight 0.9 --place-hot 1 --duration 600 >/dev/null &
     workload=$!
     until_true 240 has_promoted 16777216
     moved=$?
@@ -102,7 +119,7 @@ stop() {
 }
 
 purge() {
-    apt-get purge -y demeter demeter-balloon-dkms && ! dpkg -l | grep demeter
+    apt-get purge -y demeter demeter-lab demeter-balloon-dkms && ! dpkg -l | grep demeter
 }
 
 # The module itself may stay loaded until the next boot: memory that it holds is the host's.
@@ -116,14 +133,17 @@ files >files.before
 check "apt install" install_packages || exit 1
 check "module is built" module_is_built
 check "no unit is enabled unasked" no_unit_is_enabled
+check "a study command is refused" study_is_elsewhere
 check "probe" probe
 check "enable --now" systemctl enable --now demeter-guest
 check "agent is active" agent_is_active
 check "module is loaded" grep demeter_balloon /proc/modules
 check "probe beside the agent" probe
+check "install the lab" install_lab
 check "memory moves" memory_moves
 check "upgrade" upgrade
 check "agent is active after the upgrade" agent_is_active
+check "agent is the small command" agent_is_small
 check "stop" stop
 check "relay" sh -c 'systemctl start demeter-relay && sleep 5 && systemctl is-active demeter-relay'
 check "purge" purge

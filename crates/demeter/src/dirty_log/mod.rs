@@ -30,7 +30,7 @@ Examples:
   demeter dirty-log --backing 2m --stride-kib 2048 --protect get --passes 1
                                                           who splits huge pages: enabling, or faults?
   demeter dirty-log --clear-chunk-mib 16 --clear-pause-us 1000    clear in parts, and let the guest breathe
-  demeter dirty-log --sweep --result log.json && demeter report log.json --html log.html
+  demeter dirty-log --sweep --result log.json             a result file, for demeter report (package demeter-lab)
   demeter dirty-log --offers                              what KVM of this kernel offers; measures nothing")]
 pub struct Args {
     /// Number of virtual CPUs, each with its own slice of memory

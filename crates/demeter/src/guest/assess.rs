@@ -14,17 +14,17 @@
 //! - Memory with uniform accesses is served in proportion to its size.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use demeter_guest::heat::{Heat, ProcessHeat, RangeHeat};
 use demeter_guest::status::{Status, TierStatus};
 use demeter_policy::{BLOCK_SIZE, MIB};
-use demeter_scenario::{Scenario, System};
 use serde::Serialize;
 
 use super::client::Client;
-use super::heat::{progress, watch};
+use super::heat::watch;
+use super::simulated;
 use crate::{output, signals};
 
 /// Sizes of fast memory to show, percent of the resident memory.
@@ -53,7 +53,8 @@ pub struct Args {
     /// Time to observe, seconds
     #[arg(long, value_name = "S", default_value_t = 60)]
     seconds: u32,
-    /// Run this scenario under demeter on the simulator instead, and assess its program
+    /// Run this scenario under demeter on the simulator instead, and assess its program (package
+    /// demeter-lab)
     #[arg(long, value_name = "FILE", conflicts_with_all = ["socket", "seconds"])]
     scenario: Option<PathBuf>,
     /// Print JSON
@@ -90,7 +91,7 @@ pub fn assess(args: &Args) -> anyhow::Result<()> {
     let stop = signals::stop_flag()?;
     let mut seen = Seen::default();
     let status = match &args.scenario {
-        Some(path) => simulated(&Scenario::load(path)?, &stop, &mut seen)?,
+        Some(path) => look_at_simulated(path, &stop, &mut seen)?,
         None => {
             watch(&args.client, args.seconds, &stop, |_, heat| {
                 seen.add(&heat);
@@ -111,38 +112,31 @@ pub fn assess(args: &Args) -> anyhow::Result<()> {
 }
 
 /// Observes a simulated program. All of its memory counts as resident and slow.
-fn simulated(scenario: &Scenario, stop: &AtomicBool, seen: &mut Seen) -> anyhow::Result<Status> {
-    demeter_sim::look(
-        scenario,
-        System::Demeter,
-        stop,
-        &progress(),
-        |_, ranking| {
-            let mut processes: BTreeMap<u32, Vec<RangeHeat>> = BTreeMap::new();
-            for ranked in ranking {
-                processes.entry(ranked.pid.0).or_default().push(RangeHeat {
-                    start: ranked.range.start().0,
-                    end: ranked.range.end().0,
-                    samples: ranked.count,
-                    fast_bytes: 0,
-                    slow_bytes: ranked.range.len().0,
-                });
-            }
-            let process = |(pid, ranges)| ProcessHeat { pid, ranges };
-            seen.add(&Heat {
-                processes: processes.into_iter().map(process).collect(),
-                ..Heat::default()
+fn look_at_simulated(path: &Path, stop: &AtomicBool, seen: &mut Seen) -> anyhow::Result<Status> {
+    let latencies_ns = simulated::look(path, stop, |_, ranking| {
+        let mut processes: BTreeMap<u32, Vec<RangeHeat>> = BTreeMap::new();
+        for ranked in ranking {
+            processes.entry(ranked.pid.0).or_default().push(RangeHeat {
+                start: ranked.range.start().0,
+                end: ranked.range.end().0,
+                samples: ranked.count,
+                fast_bytes: 0,
+                slow_bytes: ranked.range.len().0,
             });
-        },
-    )?;
+        }
+        let process = |(pid, ranges)| ProcessHeat { pid, ranges };
+        seen.add(&Heat {
+            processes: processes.into_iter().map(process).collect(),
+            ..Heat::default()
+        });
+    })?;
     let tier = |latency_ns: u64| TierStatus {
         latency_ns: u32::try_from(latency_ns).unwrap_or(u32::MAX),
         ..TierStatus::default()
     };
-    let machine = &scenario.machine;
     Ok(Status {
         tracker: "of the simulator".into(),
-        tiers: vec![tier(machine.fast.latency_ns), tier(machine.slow.latency_ns)],
+        tiers: latencies_ns.map(tier).into(),
         ..Status::default()
     })
 }
@@ -365,12 +359,13 @@ mod tests {
     }
 
     /// In the scenario 9 of 10 accesses go to an eighth of the memory; the rest are uniform.
+    #[cfg(feature = "study")]
     #[test]
     fn the_hot_part_of_a_simulated_program_is_found() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scenarios/ci.toml");
-        let scenario = Scenario::load(std::path::Path::new(path)).unwrap();
         let mut seen = Seen::default();
-        let status = simulated(&scenario, &AtomicBool::new(false), &mut seen).unwrap();
+        let status =
+            look_at_simulated(Path::new(path), &AtomicBool::new(false), &mut seen).unwrap();
         let it = seen.assess(&status).unwrap();
         let at = |percent| {
             it.points

@@ -1,24 +1,23 @@
 //! `demeter guest heat`: draws the heat of each process's addresses over time.
 
-use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use demeter_guest::heat::{Heat, ProcessHeat};
-use demeter_report::{AddressHeat, HeatRange};
-use demeter_scenario::{Scenario, System};
 
 use super::client::Client;
+use super::simulated;
+use crate::address_heat::{AddressHeat, HeatRange};
 use crate::{output, replay, signals};
 
 /// Sampling interval: once per epoch by default.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// Interval of progress messages.
-const SAY_EVERY: Duration = Duration::from_secs(5);
+pub(super) const SAY_EVERY: Duration = Duration::from_secs(5);
 
 /// Draws the heat of each process's addresses over time, from a running agent, a recording or a simulated run.
 ///
@@ -41,7 +40,8 @@ pub struct Args {
     /// Draw a recording instead
     #[arg(long, value_name = "FILE", conflicts_with_all = ["socket", "seconds", "json"])]
     recording: Option<PathBuf>,
-    /// Run this scenario under demeter on the simulator, and draw its agent's heat
+    /// Run this scenario under demeter on the simulator, and draw its agent's heat (package
+    /// demeter-lab)
     #[arg(long, value_name = "FILE", conflicts_with_all = ["socket", "seconds", "json", "recording"])]
     scenario: Option<PathBuf>,
     /// Print each sample as one line of JSON, as it comes, instead of drawing
@@ -56,7 +56,11 @@ pub fn heat(args: &Args) -> anyhow::Result<()> {
     }
     let stop = signals::stop_flag()?;
     if let Some(scenario) = &args.scenario {
-        return simulated(scenario, &stop);
+        let mut picture = AddressHeat::default();
+        simulated::look(scenario, &stop, |t_s, ranking| {
+            picture.look(t_s, ranking.iter().map(replay::heat_of));
+        })?;
+        return output::print(picture.text());
     }
     let mut pictures = Pictures::default();
     watch(&args.client, args.seconds, &stop, |t_s, heat| {
@@ -72,33 +76,6 @@ pub fn heat(args: &Args) -> anyhow::Result<()> {
         true => Ok(()),
         false => output::print(pictures.text()),
     }
-}
-
-/// Prints the progress of a simulated run from time to time.
-pub(super) fn progress() -> impl Fn(f64) {
-    let said = Cell::new(Instant::now());
-    move |share: f64| {
-        if said.get().elapsed() >= SAY_EVERY {
-            said.set(Instant::now());
-            output::say(format_args!("{:.0} %", share * 100.0));
-        }
-    }
-}
-
-/// Draws the heat that a simulated agent finds.
-fn simulated(path: &Path, stop: &AtomicBool) -> anyhow::Result<()> {
-    let scenario = Scenario::load(path)?;
-    let mut picture = AddressHeat::default();
-    demeter_sim::look(
-        &scenario,
-        System::Demeter,
-        stop,
-        &progress(),
-        |t_s, ranking| {
-            picture.look(t_s, ranking.iter().map(replay::heat_of));
-        },
-    )?;
-    output::print(picture.text())
 }
 
 /// Samples repeatedly, until the time is over, a signal arrives, or the agent ends after the first sample.

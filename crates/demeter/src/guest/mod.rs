@@ -3,6 +3,7 @@
 mod assess;
 pub mod client;
 pub mod heat;
+mod simulated;
 mod status;
 
 use std::net::SocketAddr;

@@ -1,6 +1,5 @@
 //! Figures as text: the terminal's output, and the tables that the page shares.
 
-pub(crate) mod address_heat;
 pub(crate) mod agreement;
 pub(crate) mod clean;
 pub(crate) mod compare;
@@ -9,7 +8,6 @@ pub(crate) mod grid;
 pub(crate) mod harm;
 pub(crate) mod kvm;
 pub(crate) mod number;
-pub(crate) mod one_line;
 pub(crate) mod part;
 pub(crate) mod ratios;
 pub(crate) mod summary;

@@ -16,11 +16,11 @@ use demeter_outcome::RunResult;
 use demeter_scenario::{Scenario, System};
 
 use self::cases::Cases;
+use super::progress::{Progress, Work};
+use super::systems;
+use super::trace;
 use crate::output;
-use crate::progress::{Progress, Work};
 use crate::signals;
-use crate::systems;
-use crate::trace;
 
 /// Bytes in a mebibyte, for people.
 const MIB: f64 = (1u64 << 20) as f64;

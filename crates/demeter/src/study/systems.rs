@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn the_book_has_the_catalogue() {
-        let page = include_str!("../../../docs/src/scenarios.md");
+        let page = include_str!("../../../../docs/src/scenarios.md");
         for system in System::ALL {
             let Row {
                 name,

@@ -9,10 +9,10 @@ use demeter_report::RunRow;
 use demeter_scenario::{Axis, Grid, System};
 use demeter_sim::{Sweep, run_jobs};
 
+use super::progress::{Progress, Work};
+use super::systems;
 use crate::output;
-use crate::progress::{Progress, Work};
 use crate::signals;
-use crate::systems;
 
 /// Arguments of `demeter sweep`.
 #[derive(clap::Args)]

@@ -9,8 +9,8 @@ use demeter_lab::{Lab, Repetition, Search};
 use demeter_outcome::{RunResult, SystemResult};
 use demeter_scenario::{Scenario, Settings, System};
 
+use super::run;
 use crate::output;
-use crate::run;
 use crate::signals;
 
 /// Longest search, minutes.

@@ -1,0 +1,47 @@
+//! `--scenario` of `demeter guest heat` and `assess`: the heat that an agent finds in a simulated run.
+
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+use demeter_policy::RankedRange;
+
+/// Runs a scenario under `demeter` and shows `seen` the heat of its program every simulated second, with the time in
+/// seconds. Returns the latencies of the fast and the slow node, ns.
+#[cfg(feature = "study")]
+pub fn look(
+    path: &Path,
+    stop: &AtomicBool,
+    seen: impl FnMut(f64, &[RankedRange]),
+) -> anyhow::Result<[u64; 2]> {
+    use std::cell::Cell;
+    use std::time::Instant;
+
+    use demeter_scenario::{Scenario, System};
+
+    use super::heat::SAY_EVERY;
+    use crate::output;
+
+    let scenario = Scenario::load(path)?;
+    let said = Cell::new(Instant::now());
+    let progress = |share: f64| {
+        if said.get().elapsed() >= SAY_EVERY {
+            said.set(Instant::now());
+            output::say(format_args!("{:.0} %", share * 100.0));
+        }
+    };
+    demeter_sim::look(&scenario, System::Demeter, stop, &progress, seen)?;
+    let machine = &scenario.machine;
+    Ok([machine.fast.latency_ns, machine.slow.latency_ns])
+}
+
+/// Says which package has the simulator.
+#[cfg(not(feature = "study"))]
+pub fn look(
+    _: &Path,
+    _: &AtomicBool,
+    _: impl FnMut(f64, &[RankedRange]),
+) -> anyhow::Result<[u64; 2]> {
+    anyhow::bail!(
+        "--scenario needs the simulator, which is not in this package; install demeter-lab"
+    )
+}
