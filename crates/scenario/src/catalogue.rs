@@ -120,6 +120,13 @@ catalogue! {
         runs_on: &[P::Sim, P::Lab],
         color: Some(C::Green),
     }
+    LinuxInterleave {
+        name: "linux-interleave",
+        about: "fresh memory on both nodes by their bandwidth; no moves",
+        source: "Linux 6.16",
+        runs_on: &[P::Sim],
+        color: None,
+    }
     HLinux {
         name: "h-linux",
         about: "Linux's own in the host, on the hypervisor's process",

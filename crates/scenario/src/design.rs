@@ -25,6 +25,12 @@ impl System {
                 "fault within 1 s of its mark",
                 "in the fault; reclaim demotes by generations",
             ],
+            Self::LinuxInterleave => [
+                "guest kernel",
+                "nothing",
+                "nothing",
+                "nothing; fresh memory goes to both nodes by weights of 32",
+            ],
             Self::GTpp => [
                 "guest kernel",
                 "hint faults",

@@ -172,6 +172,10 @@ pub struct Sim {
     /// What other programs on the host would load from the fast tier if it were idle, GB/s. They wait for
     /// each load, so that they get less of a loaded tier.
     pub fast_others_gbps: u64,
+    /// How the fast tier's latency grows with its load.
+    pub fast_curve: Curve,
+    /// How the slow tier's latency grows with its load.
+    pub slow_curve: Curve,
     /// Whether the hypervisor backs a guest's nodes with huge pages.
     pub host_thp: Thp,
     /// Whether the time counts in which a program fills its memory, and whoever manages memory is
@@ -209,6 +213,8 @@ impl Default for Sim {
             slow_write_gbps: None,
             slow_granule_bytes: 64,
             fast_others_gbps: 0,
+            fast_curve: Curve::default(),
+            slow_curve: Curve::default(),
             host_thp: Thp::Always,
             timed_fill: false,
             reserve_mib: 0,
@@ -235,6 +241,21 @@ pub enum Cpu {
     Lab,
     /// The same as a host, whose guest it emulates, too (`machine.place = "host"`).
     LabHost,
+}
+
+/// Measured curves of latency under load, each of memory that is only read. The idle latency is the tier's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[serde(rename_all = "kebab-case")]
+pub enum Curve {
+    /// DDR4 of Ice Lake-SP: 1.6 times at 80 % of the peak bandwidth.
+    #[default]
+    Ddr4,
+    /// DDR5 of Sapphire Rapids: 1.4 times at 80 %.
+    Ddr5,
+    /// Another socket's memory: 1.3 times at 80 %.
+    Remote,
+    /// CXL memory that is attached directly: 1.4 times at 80 %.
+    Cxl,
 }
 
 /// Why a scenario cannot be used.

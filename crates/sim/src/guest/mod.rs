@@ -7,6 +7,7 @@
 mod balloon;
 mod frames;
 mod hint;
+mod interleave;
 mod khugepaged;
 mod mappings;
 mod migrate;
@@ -29,6 +30,7 @@ use crate::machine::radix::{HUGE_BITS, PageSize, Radix, table_bytes};
 use crate::program::Region;
 use crate::reclaim::Lists;
 use frames::Frames;
+use interleave::Interleave;
 use khugepaged::Khugepaged;
 use mappings::Mappings;
 pub(crate) use node::{Node, Watermarks};
@@ -46,6 +48,8 @@ pub(crate) struct GuestConfig {
     pub(crate) huge_pages: bool,
     /// Whether a fault that finds no huge page in the fast node takes one of the slow node.
     pub(crate) huge_in_slow: bool,
+    /// Pages that go to the fast node and to the slow one in turn, where fresh memory is interleaved.
+    pub(crate) interleave: Option<[u32; 2]>,
     /// Those of the fast node.
     pub(crate) watermarks: Watermarks,
     /// What reclaim goes by.
@@ -77,6 +81,8 @@ pub(crate) struct Guest {
     mappings: Mappings,
     huge_pages: bool,
     huge_in_slow: bool,
+    /// None where fresh memory is not interleaved.
+    interleave: Option<Interleave>,
     /// None where the kernel runs no such thread.
     khugepaged: Option<Khugepaged>,
     /// What fast memory is kept for; the rest is what is still to come of it.
@@ -122,6 +128,7 @@ impl Guest {
             mappings: Mappings::new(config.reserved),
             huge_pages: config.huge_pages,
             huge_in_slow: config.huge_in_slow,
+            interleave: config.interleave.map(Interleave::new),
             khugepaged: config.huge_pages.then(Khugepaged::default),
             promised: vec![],
             promised_frames: 0,
@@ -300,9 +307,8 @@ impl Guest {
         self.mappings.grow_to(gva);
         let is_promised = self.is_promised(gva);
         let (size, frame) = self
-            .huge_for(gva, is_promised)
-            .map(|f| (PageSize::Huge, f))
-            .or_else(|| self.base_for(is_promised).map(|f| (PageSize::Base, f)))
+            .interleaved(gva)
+            .or_else(|| self.first_touched(gva, is_promised))
             .ok_or(OutOfMemory(gva))?;
         let start = self.page_start(gva, size);
         self.tables.map(start, size, frame);
@@ -324,6 +330,13 @@ impl Guest {
         Ok(())
     }
 
+    /// A huge page where the guest takes one, else a base page: of the fast node while it has any.
+    fn first_touched(&mut self, gva: GuestVirtAddr, is_promised: bool) -> Option<(PageSize, u32)> {
+        self.huge_for(gva, is_promised)
+            .map(|f| (PageSize::Huge, f))
+            .or_else(|| self.base_for(is_promised).map(|f| (PageSize::Base, f)))
+    }
+
     fn is_promised(&self, gva: GuestVirtAddr) -> bool {
         let at = self.promised.partition_point(|range| range.end() <= gva);
         self.promised
@@ -334,12 +347,8 @@ impl Guest {
     /// A block for a huge page that holds `gva`, where the guest takes one. As in Linux, a fault that finds none in its own
     /// node, the fast one, takes small pages, unless the system has huge pages everywhere.
     fn huge_for(&mut self, gva: GuestVirtAddr, is_promised: bool) -> Option<u32> {
-        let start = Block::of(gva).start();
-        let whole = VirtRange::new(start, GuestVirtAddr(start.0 + BLOCK_SIZE))?;
-        let wanted =
-            self.huge_pages && self.mappings.holds(&whole) && self.tables.is_empty_block(gva);
         let frames = (BLOCK_SIZE >> self.page_bits) as u32;
-        if !wanted {
+        if !self.takes_huge(gva) {
             return None;
         }
         let fast = self
@@ -349,6 +358,14 @@ impl Guest {
             let slow = self.huge_in_slow.then(|| self.nodes[1].take_block());
             slow.flatten()
         })
+    }
+
+    /// Whether a fault takes a huge page, if there is one.
+    fn takes_huge(&self, gva: GuestVirtAddr) -> bool {
+        let start = Block::of(gva).start();
+        let whole = VirtRange::new(start, GuestVirtAddr(start.0 + BLOCK_SIZE));
+        whole.is_some_and(|whole| self.huge_pages && self.mappings.holds(&whole))
+            && self.tables.is_empty_block(gva)
     }
 
     fn base_for(&mut self, is_promised: bool) -> Option<u32> {

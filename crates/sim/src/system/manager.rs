@@ -15,6 +15,7 @@ use crate::hypervisor::{Backing, Hypervisor};
 use crate::machine::actor::Actor;
 use crate::machine::memory::TierId;
 use crate::machine::sampler::{Record, Sampling};
+use crate::machine::tier::TierModel;
 use crate::reclaim::Lists;
 
 /// A time that never comes.
@@ -29,6 +30,8 @@ pub(crate) struct Managed<'a> {
     pub(crate) threads: u64,
     /// What a load that no cache had takes at least.
     pub(crate) load_ps: u64,
+    /// The fast tier and the slow one.
+    pub(crate) tiers: [TierModel; 2],
     /// What an agent is set to.
     pub(crate) agent: AgentSettings,
     /// Whether Memtis has no limit on fast memory.
@@ -66,6 +69,8 @@ pub(crate) struct Needs {
     pub(crate) watermarks: Watermarks,
     /// What the guest's reclaim goes by.
     pub(crate) lists: Lists,
+    /// Pages that go to the fast node and to the slow one in turn, where fresh memory is interleaved.
+    pub(crate) interleave: Option<[u32; 2]>,
     /// Whether fast memory is kept for what the program says is hot.
     pub(crate) keeps_hot_set: bool,
     /// Whether a fault that finds no huge page in the fast node takes one of the slow node, where huge pages are the
@@ -81,6 +86,7 @@ impl Default for Needs {
             first_touch: TierId::Fast,
             watermarks: Watermarks::LINUX,
             lists: Lists::default(),
+            interleave: None,
             keeps_hot_set: false,
             huge_in_slow: false,
         }
