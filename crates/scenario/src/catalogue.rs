@@ -120,6 +120,13 @@ catalogue! {
         runs_on: &[P::Sim, P::Lab],
         color: Some(C::Green),
     }
+    LinuxDamonAuto {
+        name: "linux-damon-auto",
+        about: "DAMON that tunes itself by goals of the fast node's use",
+        source: "Linux 6.16",
+        runs_on: &[P::Sim],
+        color: None,
+    }
     LinuxInterleave {
         name: "linux-interleave",
         about: "fresh memory on both nodes by their bandwidth; no moves",

@@ -25,6 +25,12 @@ impl System {
                 "fault within 1 s of its mark",
                 "in the fault; reclaim demotes by generations",
             ],
+            Self::LinuxDamonAuto => [
+                "guest kernel",
+                "accessed bits of 10 to 1,000 regions a node, each 5 ms to 10 s",
+                "any access in an aggregation, the hottest first",
+                "at most 200 MiB a second; quotas tuned to 99.7 % used and 0.5 % free",
+            ],
             Self::LinuxInterleave => [
                 "guest kernel",
                 "nothing",

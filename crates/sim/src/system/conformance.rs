@@ -16,13 +16,14 @@ const SECONDS: u64 = 12;
 
 /// How long it may take this one: RAMinate exchanges 4 MB every 5 s, and 128 MiB are hot; Nomad's
 /// candidates must be accessed three times, and whoever else promotes slows its scans down; HeteroOS
-/// scans a part of memory each time, and asks for ten ones; HybridTier counts 100,000 samples at a time.
+/// scans a part of memory each time, and asks for ten ones; HybridTier counts 100,000 samples at a time; DAMON's quota
+/// for demotion doubles each second from a byte on.
 fn seconds(system: System) -> u64 {
     match system {
         System::Raminate => 260,
         System::Nomad => 180,
         System::HeteroOs => 90,
-        System::HybridTier => 60,
+        System::HybridTier | System::LinuxDamonAuto => 60,
         _ => SECONDS,
     }
 }

@@ -14,6 +14,7 @@ mod heteroos;
 mod hint_fault_tiering;
 mod host_hint_fault_tiering;
 mod hybridtier;
+mod linux_damon_auto;
 mod linux_interleave;
 mod manager;
 mod memstrata;
@@ -41,6 +42,7 @@ pub(crate) use heteroos::HeteroOs;
 pub(crate) use hint_fault_tiering::HintFaultTiering;
 pub(crate) use host_hint_fault_tiering::{Ageing, HostHintFaultTiering};
 pub(crate) use hybridtier::HybridTier;
+pub(crate) use linux_damon_auto::DamonAuto;
 pub(crate) use linux_interleave::Interleaving;
 pub(crate) use manager::{Context, Managed, Manager, NEVER_PS, Needs, Tiering};
 pub(crate) use memstrata::{HardwareAlone, Memstrata};
@@ -63,6 +65,7 @@ pub(crate) fn build(system: System) -> Build {
         System::Oracle => |_| Box::new(Unmanaged::hot_set_first()),
         System::Linux => |managed| Box::new(HintFaultTiering::linux(managed)),
         System::Damon => |managed| Box::new(Damon::new(managed)),
+        System::LinuxDamonAuto => |managed| Box::new(DamonAuto::new(managed)),
         System::LinuxInterleave => |managed| Box::new(Interleaving::new(managed)),
         System::HLinux => |managed| Box::new(HostHintFaultTiering::linux(managed)),
         // Those that the simulator does not have are refused before anything is built: `run_jobs`.
