@@ -127,6 +127,20 @@ catalogue! {
         runs_on: &[P::Sim],
         color: None,
     }
+    LinuxPghot {
+        name: "linux-pghot",
+        about: "pghot on hint faults: a kernel thread promotes hot pages",
+        source: "Linux patches, 2026",
+        runs_on: &[P::Sim],
+        color: None,
+    }
+    LinuxPghotIbs {
+        name: "linux-pghot-ibs",
+        about: "the same on samples of AMD's memory profiler",
+        source: "Linux patches, 2026",
+        runs_on: &[P::Sim],
+        color: None,
+    }
     LinuxInterleave {
         name: "linux-interleave",
         about: "fresh memory on both nodes by their bandwidth; no moves",
@@ -229,6 +243,20 @@ catalogue! {
         name: "hybridtier",
         about: "HybridTier: frequency and momentum in small filters",
         source: "HybridTier, ASPLOS 2025",
+        runs_on: &[P::Sim],
+        color: None,
+    }
+    AltoLinux {
+        name: "alto-linux",
+        about: "Alto on Linux's tiering: marks less where misses overlap",
+        source: "Alto, OSDI 2025",
+        runs_on: &[P::Sim],
+        color: None,
+    }
+    AltoTpp {
+        name: "alto-tpp",
+        about: "Alto on TPP: promotes less where misses overlap",
+        source: "Alto, OSDI 2025",
         runs_on: &[P::Sim],
         color: None,
     }

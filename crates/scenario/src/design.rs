@@ -31,6 +31,18 @@ impl System {
                 "any access in an aggregation, the hottest first",
                 "at most 200 MiB a second; quotas tuned to 99.7 % used and 0.5 % free",
             ],
+            Self::LinuxPghot => [
+                "guest kernel",
+                "hint faults",
+                "2 faults within 3 s; a byte for each frame",
+                "a thread, each 100 ms, batches of 512; reclaim demotes",
+            ],
+            Self::LinuxPghotIbs => [
+                "guest kernel",
+                "IBS, one sample for 10,000 misses",
+                "2 samples within 3 s; a byte for each frame",
+                "as linux-pghot",
+            ],
             Self::LinuxInterleave => [
                 "guest kernel",
                 "nothing",
@@ -102,6 +114,18 @@ impl System {
                 "PEBS, 100,001 a second and CPU; none while nothing is left to move",
                 "counting Bloom filters: frequency 5 or momentum 3 (huge pages: 1,000 or 200)",
                 "promotes after 100,000 samples; demotes below 1.25 % free until 5 %",
+            ],
+            Self::AltoLinux => [
+                "guest kernel",
+                "as linux, and counters of reads that are outstanding",
+                "as linux",
+                "as linux; 0 to 16 sixteenths of memory are marked",
+            ],
+            Self::AltoTpp => [
+                "guest kernel",
+                "as g-tpp, and counters of reads that are outstanding",
+                "as g-tpp",
+                "as g-tpp; 0 to 10 of ten candidates go up",
             ],
             Self::Nimble => [
                 "guest kernel",

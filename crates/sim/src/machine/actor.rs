@@ -25,6 +25,8 @@ pub(crate) struct Vcpu {
     pub(crate) interruptions: Interruptions,
     /// Its sampling unit.
     pub(crate) sampler: Sampler,
+    /// Accesses of the program whose data came from memory, in real ones.
+    pub(crate) misses: u64,
     /// Of its work, what it had a core for by the end of its last turn.
     served_ps: u64,
 }
@@ -37,6 +39,7 @@ impl Vcpu {
             bill: Bill::default(),
             interruptions: Interruptions::default(),
             sampler: Sampler::new(k),
+            misses: 0,
             served_ps: 0,
         }
     }

@@ -61,6 +61,8 @@ pub(crate) struct Progress {
     pub(crate) fault: Option<Fault>,
     /// Records that the sampling unit wrote.
     pub(crate) records: u64,
+    /// Accesses whose data came from memory.
+    pub(crate) misses: u64,
 }
 
 /// The access before.
@@ -224,6 +226,8 @@ pub(crate) struct Walks {
 pub(crate) struct Core {
     /// Counted as if each stood for itself alone.
     pub(crate) walks: Walks,
+    /// Accesses whose data came from memory, counted likewise.
+    misses: u64,
     tlb: Tlb,
     guest_walk: WalkCaches,
     host_walk: WalkCaches,
@@ -243,6 +247,7 @@ impl Core {
         let [l1, l2, _] = cpu.caches;
         Self {
             walks: Walks::default(),
+            misses: 0,
             tlb: Tlb::new(&cpu.tlb, page_bits),
             guest_walk: WalkCaches::new(&cpu.tlb),
             host_walk: WalkCaches::new(&cpu.tlb),
@@ -283,6 +288,7 @@ impl Core {
         bill: &mut Bill,
     ) -> Progress {
         let (mut done, mut records, mut fault) = (0, 0, None);
+        let misses_before = self.misses;
         let mut repeated = 0;
         loop {
             let again = self.repeats(&accesses[done..count], memory);
@@ -306,6 +312,7 @@ impl Core {
             done,
             fault,
             records,
+            misses: self.misses - misses_before,
         }
     }
 
@@ -356,6 +363,7 @@ impl Core {
             1 => found.ps,
             _ => self.overlapped_ps(&found, memory),
         };
+        self.misses += u64::from(found.cause != Cause::Cache);
         bill.charge(found.cause, waited_ps);
         Ok(!store && sampler.load(gva, ps + found.ps))
     }

@@ -17,13 +17,14 @@ const SECONDS: u64 = 12;
 /// How long it may take this one: RAMinate exchanges 4 MB every 5 s, and 128 MiB are hot; Nomad's
 /// candidates must be accessed three times, and whoever else promotes slows its scans down; HeteroOS
 /// scans a part of memory each time, and asks for ten ones; HybridTier counts 100,000 samples at a time; DAMON's quota
-/// for demotion doubles each second from a byte on.
+/// for demotion doubles each second from a byte on; pghot promotes in the order of frames, and the hot set has the last ones.
 fn seconds(system: System) -> u64 {
     match system {
         System::Raminate => 260,
         System::Nomad => 180,
         System::HeteroOs => 90,
         System::HybridTier | System::LinuxDamonAuto => 60,
+        System::LinuxPghot => 30,
         _ => SECONDS,
     }
 }
@@ -160,7 +161,7 @@ fn what_a_system_has_for_itself_is_told_and_does_not_depend_on_the_scale() {
         let [coarse, fine] = [8, 6].map(at_scale);
         let is_as_expected = match system {
             System::None | System::Oracle | System::FlatMode => coarse == 0.0,
-            System::LinuxInterleave => coarse == 0.0,
+            System::LinuxInterleave | System::AltoLinux | System::AltoTpp => coarse == 0.0,
             System::Linux | System::GTpp | System::ColloidTpp | System::Nimble => coarse == 0.0,
             System::HTpp | System::HTpp613 | System::HTpp615 | System::HLinux => coarse == 0.0,
             // Shadows are pages.

@@ -2,6 +2,7 @@
 //! and a line of [`build`].
 
 mod agent;
+mod alto;
 mod block_counters;
 mod colloid;
 mod colloid_tpp;
@@ -16,6 +17,7 @@ mod host_hint_fault_tiering;
 mod hybridtier;
 mod linux_damon_auto;
 mod linux_interleave;
+mod linux_pghot;
 mod manager;
 mod memstrata;
 mod memtis;
@@ -34,6 +36,7 @@ mod xen_history;
 use demeter_scenario::System;
 
 pub(crate) use agent::{AgentSettings, SimulatedAgent};
+pub(crate) use alto::Alto;
 pub(crate) use colloid::Colloid;
 pub(crate) use colloid_tpp::ColloidTpp;
 pub(crate) use damon::Damon;
@@ -44,6 +47,7 @@ pub(crate) use host_hint_fault_tiering::{Ageing, HostHintFaultTiering};
 pub(crate) use hybridtier::HybridTier;
 pub(crate) use linux_damon_auto::DamonAuto;
 pub(crate) use linux_interleave::Interleaving;
+pub(crate) use linux_pghot::Pghot;
 pub(crate) use manager::{Context, Managed, Manager, NEVER_PS, Needs, Tiering};
 pub(crate) use memstrata::{HardwareAlone, Memstrata};
 pub(crate) use memtis::Memtis;
@@ -66,6 +70,8 @@ pub(crate) fn build(system: System) -> Build {
         System::Linux => |managed| Box::new(HintFaultTiering::linux(managed)),
         System::Damon => |managed| Box::new(Damon::new(managed)),
         System::LinuxDamonAuto => |managed| Box::new(DamonAuto::new(managed)),
+        System::LinuxPghot => |managed| Box::new(Pghot::on_hint_faults(managed)),
+        System::LinuxPghotIbs => |managed| Box::new(Pghot::on_samples(managed)),
         System::LinuxInterleave => |managed| Box::new(Interleaving::new(managed)),
         System::HLinux => |managed| Box::new(HostHintFaultTiering::linux(managed)),
         // Those that the simulator does not have are refused before anything is built: `run_jobs`.
@@ -84,6 +90,8 @@ pub(crate) fn build(system: System) -> Build {
         System::Colloid => |managed| Box::new(Colloid::new(managed)),
         System::ColloidTpp => |managed| Box::new(ColloidTpp::new(managed)),
         System::HybridTier => |managed| Box::new(HybridTier::new(managed)),
+        System::AltoLinux => |managed| Box::new(Alto::on_linux(managed)),
+        System::AltoTpp => |managed| Box::new(Alto::on_tpp(managed)),
         System::Nimble => |_| Box::new(Nimble),
         System::XenHistory => |_| Box::new(XenHistory::default()),
         System::Raminate => |_| Box::new(Raminate::default()),
