@@ -246,6 +246,13 @@ catalogue! {
         runs_on: &[P::Sim],
         color: None,
     }
+    Arms {
+        name: "arms",
+        about: "ARMS: moving averages and measured costs, no thresholds",
+        source: "ARMS, arXiv 2508.04417",
+        runs_on: &[P::Sim],
+        color: None,
+    }
     AltoLinux {
         name: "alto-linux",
         about: "Alto on Linux's tiering: marks less where misses overlap",

@@ -115,6 +115,12 @@ impl System {
                 "counting Bloom filters: frequency 5 or momentum 3 (huge pages: 1,000 or 200)",
                 "promotes after 100,000 samples; demotes below 1.25 % free until 5 %",
             ],
+            Self::Arms => [
+                "library",
+                "PEBS, period 10,007, after a jump 5,003; a core spins",
+                "averages over 1 s and 10 s; the hottest that fit",
+                "each 500 ms, where it saves 1.5 times its measured cost",
+            ],
             Self::AltoLinux => [
                 "guest kernel",
                 "as linux, and counters of reads that are outstanding",

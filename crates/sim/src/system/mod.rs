@@ -3,6 +3,7 @@
 
 mod agent;
 mod alto;
+mod arms;
 mod block_counters;
 mod colloid;
 mod colloid_tpp;
@@ -37,6 +38,7 @@ use demeter_scenario::System;
 
 pub(crate) use agent::{AgentSettings, SimulatedAgent};
 pub(crate) use alto::Alto;
+pub(crate) use arms::Arms;
 pub(crate) use colloid::Colloid;
 pub(crate) use colloid_tpp::ColloidTpp;
 pub(crate) use damon::Damon;
@@ -90,6 +92,7 @@ pub(crate) fn build(system: System) -> Build {
         System::Colloid => |managed| Box::new(Colloid::new(managed)),
         System::ColloidTpp => |managed| Box::new(ColloidTpp::new(managed)),
         System::HybridTier => |managed| Box::new(HybridTier::new(managed)),
+        System::Arms => |managed| Box::new(Arms::new(managed)),
         System::AltoLinux => |managed| Box::new(Alto::on_linux(managed)),
         System::AltoTpp => |managed| Box::new(Alto::on_tpp(managed)),
         System::Nimble => |_| Box::new(Nimble),
