@@ -267,6 +267,13 @@ catalogue! {
         runs_on: &[P::Sim],
         color: None,
     }
+    Pact {
+        name: "pact",
+        about: "PACT: pages weigh the stalls that they cause",
+        source: "PACT, ASPLOS 2026",
+        runs_on: &[P::Sim],
+        color: None,
+    }
     Nimble {
         name: "nimble",
         about: "Nimble in the guest's kernel: LRU lists, quick copies",

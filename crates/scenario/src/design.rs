@@ -133,6 +133,12 @@ impl System {
                 "as g-tpp",
                 "as g-tpp; 0 to 10 of ten candidates go up",
             ],
+            Self::Pact => [
+                "daemon",
+                "PEBS on slow memory, period 400; counters of stalls, each 20 ms",
+                "stalls by samples; the top one of 20 adaptive bins",
+                "a thread, at most 4,096 pages a call; reclaim demotes",
+            ],
             Self::Nimble => [
                 "guest kernel",
                 "accessed bits, each second",

@@ -24,6 +24,7 @@ mod memstrata;
 mod memtis;
 mod nimble;
 mod nomad;
+mod pact;
 mod paper_ranges;
 mod promotion;
 mod raminate;
@@ -55,6 +56,7 @@ pub(crate) use memstrata::{HardwareAlone, Memstrata};
 pub(crate) use memtis::Memtis;
 pub(crate) use nimble::Nimble;
 pub(crate) use nomad::Nomad;
+pub(crate) use pact::Pact;
 pub(crate) use paper_ranges::Split;
 pub(crate) use raminate::Raminate;
 pub(crate) use unmanaged::Unmanaged;
@@ -95,6 +97,7 @@ pub(crate) fn build(system: System) -> Build {
         System::Arms => |managed| Box::new(Arms::new(managed)),
         System::AltoLinux => |managed| Box::new(Alto::on_linux(managed)),
         System::AltoTpp => |managed| Box::new(Alto::on_tpp(managed)),
+        System::Pact => |managed| Box::new(Pact::new(managed)),
         System::Nimble => |_| Box::new(Nimble),
         System::XenHistory => |_| Box::new(XenHistory::default()),
         System::Raminate => |_| Box::new(Raminate::default()),
