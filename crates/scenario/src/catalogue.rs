@@ -121,6 +121,34 @@ catalogue! {
         runs_on: &[P::Sim, P::Lab],
         color: Some(C::Green),
     }
+    LinuxDamonAuto {
+        name: "linux-damon-auto",
+        about: "DAMON that tunes itself by goals of the fast node's use",
+        source: "Linux 6.16",
+        runs_on: &[P::Sim],
+        color: None,
+    }
+    LinuxPghot {
+        name: "linux-pghot",
+        about: "pghot on hint faults: a kernel thread promotes hot pages",
+        source: "Linux patches, 2026",
+        runs_on: &[P::Sim],
+        color: None,
+    }
+    LinuxPghotIbs {
+        name: "linux-pghot-ibs",
+        about: "the same on samples of AMD's memory profiler",
+        source: "Linux patches, 2026",
+        runs_on: &[P::Sim],
+        color: None,
+    }
+    LinuxInterleave {
+        name: "linux-interleave",
+        about: "fresh memory on both nodes by their bandwidth; no moves",
+        source: "Linux 6.16",
+        runs_on: &[P::Sim],
+        color: None,
+    }
     HLinux {
         name: "h-linux",
         about: "Linux's own in the host, on the hypervisor's process",
@@ -216,6 +244,34 @@ catalogue! {
         name: "hybridtier",
         about: "HybridTier: frequency and momentum in small filters",
         source: "HybridTier, ASPLOS 2025",
+        runs_on: &[P::Sim],
+        color: None,
+    }
+    Arms {
+        name: "arms",
+        about: "ARMS: moving averages and measured costs, no thresholds",
+        source: "ARMS, arXiv 2508.04417",
+        runs_on: &[P::Sim],
+        color: None,
+    }
+    AltoLinux {
+        name: "alto-linux",
+        about: "Alto on Linux's tiering: marks less where misses overlap",
+        source: "Alto, OSDI 2025",
+        runs_on: &[P::Sim],
+        color: None,
+    }
+    AltoTpp {
+        name: "alto-tpp",
+        about: "Alto on TPP: promotes less where misses overlap",
+        source: "Alto, OSDI 2025",
+        runs_on: &[P::Sim],
+        color: None,
+    }
+    Pact {
+        name: "pact",
+        about: "PACT: pages weigh the stalls that they cause",
+        source: "PACT, ASPLOS 2026",
         runs_on: &[P::Sim],
         color: None,
     }

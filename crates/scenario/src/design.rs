@@ -25,6 +25,30 @@ impl System {
                 "fault within 1 s of its mark",
                 "in the fault; reclaim demotes by generations",
             ],
+            Self::LinuxDamonAuto => [
+                "guest kernel",
+                "accessed bits of 10 to 1,000 regions a node, each 5 ms to 10 s",
+                "any access in an aggregation, the hottest first",
+                "at most 200 MiB a second; quotas tuned to 99.7 % used and 0.5 % free",
+            ],
+            Self::LinuxPghot => [
+                "guest kernel",
+                "hint faults",
+                "2 faults within 3 s; a byte for each frame",
+                "a thread, each 100 ms, batches of 512; reclaim demotes",
+            ],
+            Self::LinuxPghotIbs => [
+                "guest kernel",
+                "IBS, one sample for 10,000 misses",
+                "2 samples within 3 s; a byte for each frame",
+                "as linux-pghot",
+            ],
+            Self::LinuxInterleave => [
+                "guest kernel",
+                "nothing",
+                "nothing",
+                "nothing; fresh memory goes to both nodes by weights of 32",
+            ],
             Self::GTpp => [
                 "guest kernel",
                 "hint faults",
@@ -90,6 +114,30 @@ impl System {
                 "PEBS, 100,001 a second and CPU; none while nothing is left to move",
                 "counting Bloom filters: frequency 5 or momentum 3 (huge pages: 1,000 or 200)",
                 "promotes after 100,000 samples; demotes below 1.25 % free until 5 %",
+            ],
+            Self::Arms => [
+                "library",
+                "PEBS, period 10,007, after a jump 5,003; a core spins",
+                "averages over 1 s and 10 s; the hottest that fit",
+                "each 500 ms, where it saves 1.5 times its measured cost",
+            ],
+            Self::AltoLinux => [
+                "guest kernel",
+                "as linux, and counters of reads that are outstanding",
+                "as linux",
+                "as linux; 0 to 16 sixteenths of memory are marked",
+            ],
+            Self::AltoTpp => [
+                "guest kernel",
+                "as g-tpp, and counters of reads that are outstanding",
+                "as g-tpp",
+                "as g-tpp; 0 to 10 of ten candidates go up",
+            ],
+            Self::Pact => [
+                "daemon",
+                "PEBS on slow memory, period 400; counters of stalls, each 20 ms",
+                "stalls by samples; the top one of 20 adaptive bins",
+                "a thread, at most 4,096 pages a call; reclaim demotes",
             ],
             Self::Nimble => [
                 "guest kernel",

@@ -170,6 +170,10 @@ pub struct Sim {
     /// Load of other programs on the fast tier, GB/s, if it were idle. They wait for each load, so that they get less
     /// of a busy tier.
     pub fast_others_gbps: u64,
+    /// How the fast tier's latency grows with its load.
+    pub fast_curve: Curve,
+    /// How the slow tier's latency grows with its load.
+    pub slow_curve: Curve,
     /// Whether the hypervisor backs a guest's nodes with huge pages.
     pub host_thp: Thp,
     /// Whether filling the program's memory counts as part of the timed phase, with the system already active. For
@@ -206,6 +210,8 @@ impl Default for Sim {
             slow_write_gbps: None,
             slow_granule_bytes: 64,
             fast_others_gbps: 0,
+            fast_curve: Curve::default(),
+            slow_curve: Curve::default(),
             host_thp: Thp::Always,
             timed_fill: false,
             reserve_mib: 0,
@@ -232,6 +238,21 @@ pub enum Cpu {
     Lab,
     /// The lab's emulator as a host, whose guest it emulates, too (`machine.place = "host"`).
     LabHost,
+}
+
+/// Measured curves of latency under load, each of memory that is only read. The idle latency is the tier's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[serde(rename_all = "kebab-case")]
+pub enum Curve {
+    /// DDR4 of Ice Lake-SP: 1.6 times at 80 % of the peak bandwidth.
+    #[default]
+    Ddr4,
+    /// DDR5 of Sapphire Rapids: 1.4 times at 80 %.
+    Ddr5,
+    /// Another socket's memory: 1.3 times at 80 %.
+    Remote,
+    /// CXL memory that is attached directly: 1.4 times at 80 %.
+    Cxl,
 }
 
 /// An error in a scenario.

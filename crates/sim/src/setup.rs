@@ -4,7 +4,7 @@ use demeter_outcome::Unit;
 use demeter_policy::engine::{Config, Gain};
 
 use demeter_policy::{BLOCK_SIZE, ByteCount, MIB, PerTier, VirtRange};
-use demeter_scenario::{Cpu, Scenario, Settings, Thp, Translation, Workload};
+use demeter_scenario::{Cpu, Curve, Scenario, Settings, Thp, Translation, Workload};
 
 use crate::error::SimError;
 use crate::guest::{Guest, GuestConfig, Watermarks};
@@ -102,11 +102,13 @@ impl Setup {
         let tier = |tier: &demeter_scenario::Tier,
                     write_gbps: Option<u64>,
                     granule: u64,
+                    curve: Curve,
                     others: u64| TierModel {
             latency_ps: tier.latency_ns * dilation * PS_PER_NS,
             read_bytes_per_s: tier.bandwidth_gbps * gbps,
             write_bytes_per_s: write_gbps.unwrap_or(tier.bandwidth_gbps) * gbps,
             granule_lines: granule / LINE_BYTES,
+            curve,
             others_bytes_per_s: others * gbps,
         };
         let usable = [&machine.fast, &machine.slow].map(|t| ByteCount(t.usable_mib * MIB));
@@ -122,12 +124,14 @@ impl Setup {
                     &machine.fast,
                     None,
                     LINE_BYTES,
+                    scenario.sim.fast_curve,
                     scenario.sim.fast_others_gbps,
                 ),
                 tier(
                     &machine.slow,
                     scenario.sim.slow_write_gbps,
                     scenario.sim.slow_granule_bytes,
+                    scenario.sim.slow_curve,
                     0,
                 ),
             ],
@@ -226,6 +230,7 @@ impl Setup {
             },
             huge_pages: self.huge_pages,
             huge_in_slow: needs.huge_in_slow && !self.is_lab,
+            interleave: needs.interleave,
             reserved: self.reserved,
             watermarks: needs.watermarks,
             lists: needs.lists,
@@ -335,6 +340,7 @@ impl Setup {
             footprint: ByteCount(bytes),
             threads: program.threads() as u64,
             load_ps: self.tiers[0].latency_ps.min(self.tiers[1].latency_ps),
+            tiers: self.tiers,
             agent: self.agent,
             memtis_unlimited: self.memtis_unlimited,
             settings: self.settings.as_ref(),

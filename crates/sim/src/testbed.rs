@@ -1,6 +1,7 @@
 //! One core and its memory, to benchmark the model itself.
 
 use demeter_policy::{ByteCount, GuestPhysAddr, GuestVirtAddr, PAGE_SIZE};
+use demeter_scenario::Curve;
 
 use crate::machine::core::{Core, Tables};
 use crate::machine::cost::PS_PER_NS;
@@ -64,6 +65,7 @@ impl Testbed {
             read_bytes_per_s: 100_000_000_000,
             write_bytes_per_s: 100_000_000_000,
             granule_lines: 1,
+            curve: Curve::default(),
             others_bytes_per_s: 0,
         };
         let middle = (host_tables + table_pages + pages / 2) * PAGE_SIZE;

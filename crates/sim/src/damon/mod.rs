@@ -143,6 +143,22 @@ impl<A: Watched> Kdamond<A> {
         &mut self.regions
     }
 
+    /// Sets another sampling interval. Ages are counted in aggregations, and keep standing for the same time.
+    pub(crate) fn set_sample_ps(&mut self, sample_ps: u64) {
+        let before_ps = std::mem::replace(&mut self.attrs.sample_ps, sample_ps.max(1));
+        for region in &mut self.regions {
+            let age_ps = u128::from(region.age) * u128::from(before_ps);
+            region.age = (age_ps / u128::from(self.attrs.sample_ps)) as u64;
+        }
+    }
+
+    /// Counts a region's accesses over the time of one aggregation that ends now. It takes the missing part of that time
+    /// from the last aggregation.
+    pub(crate) fn recent_accesses(&self) -> impl Fn(&Region<A>) -> u32 + use<A> {
+        let (looks, looked) = (self.attrs.looks, self.looked);
+        move |region| region.accesses + region.accesses_before * (looks - looked) / looks
+    }
+
     /// Reads the sampled accessed bits. Returns true at the end of an aggregation, before counts are reset.
     /// [`Self::go_on`] must follow.
     pub(crate) fn look(&mut self, guest: &mut Guest, actor: &mut Actor<'_>) -> bool {

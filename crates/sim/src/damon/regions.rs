@@ -38,7 +38,8 @@ pub(crate) struct Region<A> {
 }
 
 impl<A: Address> Region<A> {
-    pub(super) fn new(range: Range<A>) -> Self {
+    /// One of which nothing is known.
+    pub(crate) fn new(range: Range<A>) -> Self {
         Self {
             sampled: range.start,
             range,

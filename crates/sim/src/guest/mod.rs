@@ -6,6 +6,7 @@
 mod balloon;
 mod frames;
 mod hint;
+mod interleave;
 mod khugepaged;
 mod mappings;
 mod migrate;
@@ -28,6 +29,7 @@ use crate::machine::radix::{HUGE_BITS, PageSize, Radix, table_bytes};
 use crate::program::Region;
 use crate::reclaim::Lists;
 use frames::Frames;
+use interleave::Interleave;
 use khugepaged::Khugepaged;
 use mappings::Mappings;
 pub(crate) use node::{Node, Watermarks};
@@ -45,6 +47,8 @@ pub(crate) struct GuestConfig {
     pub(crate) huge_pages: bool,
     /// Whether a fault falls back to huge pages of the slow node.
     pub(crate) huge_in_slow: bool,
+    /// Pages that go to the fast node and to the slow one in turn, where fresh memory is interleaved.
+    pub(crate) interleave: Option<[u32; 2]>,
     /// Watermarks of the fast node.
     pub(crate) watermarks: Watermarks,
     /// The page lists that reclaim uses.
@@ -76,6 +80,8 @@ pub(crate) struct Guest {
     mappings: Mappings,
     huge_pages: bool,
     huge_in_slow: bool,
+    /// None where fresh memory is not interleaved.
+    interleave: Option<Interleave>,
     /// None if the kernel does not run this thread.
     khugepaged: Option<Khugepaged>,
     /// Ranges for which fast memory is reserved; only their untouched parts.
@@ -121,6 +127,7 @@ impl Guest {
             mappings: Mappings::new(config.reserved),
             huge_pages: config.huge_pages,
             huge_in_slow: config.huge_in_slow,
+            interleave: config.interleave.map(Interleave::new),
             khugepaged: config.huge_pages.then(Khugepaged::default),
             promised: vec![],
             promised_frames: 0,
@@ -299,9 +306,8 @@ impl Guest {
         self.mappings.grow_to(gva);
         let is_promised = self.is_promised(gva);
         let (size, frame) = self
-            .huge_for(gva, is_promised)
-            .map(|f| (PageSize::Huge, f))
-            .or_else(|| self.base_for(is_promised).map(|f| (PageSize::Base, f)))
+            .interleaved(gva)
+            .or_else(|| self.first_touched(gva, is_promised))
             .ok_or(OutOfMemory(gva))?;
         let start = self.page_start(gva, size);
         self.tables.map(start, size, frame);
@@ -323,6 +329,13 @@ impl Guest {
         Ok(())
     }
 
+    /// A huge page where the guest takes one, else a base page: of the fast node while it has any.
+    fn first_touched(&mut self, gva: GuestVirtAddr, is_promised: bool) -> Option<(PageSize, u32)> {
+        self.huge_for(gva, is_promised)
+            .map(|f| (PageSize::Huge, f))
+            .or_else(|| self.base_for(is_promised).map(|f| (PageSize::Base, f)))
+    }
+
     fn is_promised(&self, gva: GuestVirtAddr) -> bool {
         let at = self.promised.partition_point(|range| range.end() <= gva);
         self.promised
@@ -333,12 +346,8 @@ impl Guest {
     /// Allocates a block for a huge page around `gva`, if the policy allows. As in Linux, a fault that finds no huge
     /// page in its own (fast) node falls back to small pages, unless huge pages are enabled everywhere.
     fn huge_for(&mut self, gva: GuestVirtAddr, is_promised: bool) -> Option<u32> {
-        let start = Block::of(gva).start();
-        let whole = VirtRange::new(start, GuestVirtAddr(start.0 + BLOCK_SIZE))?;
-        let wanted =
-            self.huge_pages && self.mappings.holds(&whole) && self.tables.is_empty_block(gva);
         let frames = (BLOCK_SIZE >> self.page_bits) as u32;
-        if !wanted {
+        if !self.takes_huge(gva) {
             return None;
         }
         let fast = self
@@ -348,6 +357,14 @@ impl Guest {
             let slow = self.huge_in_slow.then(|| self.nodes[1].take_block());
             slow.flatten()
         })
+    }
+
+    /// Whether a fault takes a huge page, if there is one.
+    fn takes_huge(&self, gva: GuestVirtAddr) -> bool {
+        let start = Block::of(gva).start();
+        let whole = VirtRange::new(start, GuestVirtAddr(start.0 + BLOCK_SIZE));
+        whole.is_some_and(|whole| self.huge_pages && self.mappings.holds(&whole))
+            && self.tables.is_empty_block(gva)
     }
 
     fn base_for(&mut self, is_promised: bool) -> Option<u32> {

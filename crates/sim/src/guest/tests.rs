@@ -1,4 +1,5 @@
 use demeter_policy::{Block, MIB};
+use demeter_scenario::Curve;
 use proptest::prelude::*;
 
 use super::*;
@@ -48,6 +49,7 @@ impl Bench {
             nodes,
             huge_pages,
             huge_in_slow: false,
+            interleave: None,
             watermarks,
             lists: Lists::default(),
             reserved: ByteCount(0),
@@ -57,6 +59,7 @@ impl Bench {
             read_bytes_per_s: 10_000_000_000,
             write_bytes_per_s: 10_000_000_000,
             granule_lines: 1,
+            curve: Curve::default(),
             others_bytes_per_s: 0,
         };
         Self {

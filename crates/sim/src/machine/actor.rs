@@ -25,6 +25,8 @@ pub(crate) struct Vcpu {
     pub(crate) interruptions: Interruptions,
     /// Its sampling unit.
     pub(crate) sampler: Sampler,
+    /// The program's accesses that memory served, as real accesses.
+    pub(crate) misses: u64,
     /// Work for which it had a core, by the end of its last turn.
     served_ps: u64,
 }
@@ -37,6 +39,7 @@ impl Vcpu {
             bill: Bill::default(),
             interruptions: Interruptions::default(),
             sampler: Sampler::new(k),
+            misses: 0,
             served_ps: 0,
         }
     }

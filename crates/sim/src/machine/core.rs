@@ -59,6 +59,8 @@ pub(crate) struct Progress {
     pub(crate) fault: Option<Fault>,
     /// Records written by the sampling unit.
     pub(crate) records: u64,
+    /// Accesses whose data came from memory.
+    pub(crate) misses: u64,
 }
 
 /// The previous access.
@@ -221,6 +223,8 @@ pub(crate) struct Walks {
 pub(crate) struct Core {
     /// Counts per simulated access, not scaled by the pages that it stands for.
     pub(crate) walks: Walks,
+    /// Accesses whose data came from memory, counted likewise.
+    misses: u64,
     tlb: Tlb,
     guest_walk: WalkCaches,
     host_walk: WalkCaches,
@@ -240,6 +244,7 @@ impl Core {
         let [l1, l2, _] = cpu.caches;
         Self {
             walks: Walks::default(),
+            misses: 0,
             tlb: Tlb::new(&cpu.tlb, page_bits),
             guest_walk: WalkCaches::new(&cpu.tlb),
             host_walk: WalkCaches::new(&cpu.tlb),
@@ -281,6 +286,7 @@ impl Core {
         bill: &mut Bill,
     ) -> Progress {
         let (mut done, mut records, mut fault) = (0, 0, None);
+        let misses_before = self.misses;
         let mut repeated = 0;
         loop {
             let again = self.repeats(&accesses[done..count], memory);
@@ -304,6 +310,7 @@ impl Core {
             done,
             fault,
             records,
+            misses: self.misses - misses_before,
         }
     }
 
@@ -354,6 +361,7 @@ impl Core {
             1 => found.ps,
             _ => self.overlapped_ps(&found, memory),
         };
+        self.misses += u64::from(found.cause != Cause::Cache);
         bill.charge(found.cause, waited_ps);
         Ok(!store && sampler.load(gva, ps + found.ps))
     }

@@ -12,7 +12,7 @@
 //! A promotion without free fast memory moves the page within the slow node, in vain (`migrate_*` accepts any node with
 //! free memory).
 //!
-//! Not modelled: automatic tuning of newer kernels (intervals since 6.15, quotas by node usage since 6.16).
+//! Not modelled: automatic tuning of newer kernels. [`super::DamonAuto`] has it.
 //!
 //! # Properties
 //! - In any second, schemes act on no more bytes than the quota.
@@ -32,16 +32,18 @@ use crate::machine::radix::PageSize;
 
 /// The lab's settings (`crates/lab/src/inside/rivals/damon.rs`): samples per aggregation, sampling interval, minimum
 /// and maximum number of regions per node, and MiB per second of a scheme.
-const LOOKS: u32 = 20;
+pub(super) const LOOKS: u32 = 20;
 const SAMPLE_MS: u32 = 20;
 const REGIONS: (u64, u64) = (50, 300);
 const RATE_MIB_PER_S: u32 = 64;
 const QUOTA_PS: u64 = 1000 * PS_PER_MS;
 
 /// Hot: accessed in at least this many samples. Cold: in at most this many, for two seconds.
-const HOT_ACCESSES_MIN: u32 = LOOKS / 10;
-const COLD_ACCESSES_MAX: u32 = LOOKS / 20;
-const COLD_MS: u32 = 2000;
+const PATTERN: Pattern = Pattern {
+    hot_accesses_min: LOOKS / 10,
+    cold_accesses_max: LOOKS / 20,
+    cold_ms: 2000,
+};
 
 /// The highest score, and the maximum age of a region in doublings (`DAMOS_MAX_SCORE`, `DAMON_MAX_AGE_IN_LOG`).
 const SCORE_MAX: usize = 99;
@@ -49,11 +51,22 @@ const AGE_DOUBLINGS_MAX: i64 = 32;
 
 /// The action of a kdamond on the regions of its node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Action {
+pub(super) enum Action {
     /// Promotes hot regions.
     MigrateHot,
     /// Demotes cold regions.
     MigrateCold,
+}
+
+/// The regions that are hot or cold.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pattern {
+    /// The fewest looks that find a hot one accessed.
+    pub(super) hot_accesses_min: u32,
+    /// The most looks that find a cold one accessed.
+    pub(super) cold_accesses_max: u32,
+    /// For how long it has to be cold.
+    pub(super) cold_ms: u64,
 }
 
 /// The schemes of both nodes.
@@ -71,7 +84,9 @@ impl Damon {
         let rate_mib = managed.knob(|s| s.rate_mib_per_s).unwrap_or(RATE_MIB_PER_S);
         let scheme = |action| Scheme {
             action,
-            sample_ms,
+            pattern: PATTERN,
+            regions: REGIONS,
+            sample_ps: u64::from(sample_ms) * PS_PER_MS,
             quota: Quota::new(u64::from(rate_mib) * MIB),
             kdamond: None,
         };
@@ -115,16 +130,20 @@ impl Manager for Damon {
 
 /// A kdamond and its action.
 #[derive(Debug)]
-struct Scheme {
-    action: Action,
-    sample_ms: u32,
-    quota: Quota,
+pub(super) struct Scheme {
+    pub(super) action: Action,
+    pub(super) pattern: Pattern,
+    /// The least and the most regions.
+    pub(super) regions: (u64, u64),
+    /// Between two looks.
+    pub(super) sample_ps: u64,
+    pub(super) quota: Quota,
     /// None before its first turn.
-    kdamond: Option<Kdamond<GuestPhysAddr>>,
+    pub(super) kdamond: Option<Kdamond<GuestPhysAddr>>,
 }
 
 impl Scheme {
-    fn due_ps(&self) -> u64 {
+    pub(super) fn due_ps(&self) -> u64 {
         self.kdamond.as_ref().map_or(0, Kdamond::due_ps)
     }
 
@@ -134,7 +153,8 @@ impl Scheme {
             Some(mut kdamond) => {
                 if kdamond.look(guest, actor) {
                     let regions = mem::take(kdamond.regions_mut());
-                    *kdamond.regions_mut() = self.apply(regions, guest, actor);
+                    *kdamond.regions_mut() =
+                        self.apply(regions, |region| region.accesses, guest, actor);
                 }
                 kdamond.go_on(guest, actor);
                 self.kdamond = Some(kdamond);
@@ -142,17 +162,17 @@ impl Scheme {
         }
     }
 
-    fn begin(&self, guest: &mut Guest, actor: &mut Actor<'_>) -> Kdamond<GuestPhysAddr> {
+    pub(super) fn begin(&self, guest: &mut Guest, actor: &mut Actor<'_>) -> Kdamond<GuestPhysAddr> {
         let (node, seed) = match self.action {
             Action::MigrateHot => (TierId::Slow, 1),
             Action::MigrateCold => (TierId::Fast, 2),
         };
         let attrs = Attrs {
-            sample_ps: u64::from(self.sample_ms) * PS_PER_MS,
+            sample_ps: self.sample_ps,
             looks: LOOKS,
             bounds: Bounds {
-                least: REGIONS.0,
-                most: REGIONS.1,
+                least: self.regions.0,
+                most: self.regions.1,
                 page_bytes: 1 << guest.page_bits(),
             },
         };
@@ -160,16 +180,19 @@ impl Scheme {
     }
 
     /// Acts on matching regions within the quota. Returns all regions. If the quota ends within a region, that region
-    /// is split.
-    fn apply(
+    /// is split. `accesses`: the samples of one aggregation that found a region accessed.
+    pub(super) fn apply(
         &mut self,
         regions: Vec<Region<GuestPhysAddr>>,
+        accesses: impl Fn(&Region<GuestPhysAddr>) -> u32,
         guest: &mut Guest,
         actor: &mut Actor<'_>,
     ) -> Vec<Region<GuestPhysAddr>> {
-        let fitting = regions.iter().filter(|region| self.fits(region));
+        let fitting = regions
+            .iter()
+            .filter(|region| self.fits(region.age, accesses(region)));
         let scored: Vec<_> = fitting
-            .map(|region| (self.score(region), region.bytes()))
+            .map(|region| (self.score(region.age, accesses(region)), region.bytes()))
             .collect();
         let score_min = self.quota.begin(actor.now_ps(), &scored);
         let page_bytes = 1 << guest.page_bits();
@@ -180,7 +203,8 @@ impl Scheme {
             if skipped > 0 && skipped < region.bytes() {
                 left.push(region.split_off(skipped));
             }
-            let is_due = skipped == 0 && self.fits(&region) && self.score(&region) >= score_min;
+            let (age, seen) = (region.age, accesses(&region));
+            let is_due = skipped == 0 && self.fits(age, seen) && self.score(age, seen) >= score_min;
             let room = self.quota.room() / page_bytes * page_bytes;
             if is_due && room > 0 {
                 if room < region.bytes() {
@@ -196,21 +220,25 @@ impl Scheme {
         all
     }
 
-    fn fits(&self, region: &Region<GuestPhysAddr>) -> bool {
+    /// Aggregations in milliseconds.
+    fn ms(&self, aggregations: u64) -> u64 {
+        aggregations * (self.sample_ps * u64::from(LOOKS) / PS_PER_MS)
+    }
+
+    /// Whether it acts on a region, by its age in aggregations and the looks that found it accessed.
+    fn fits(&self, age: u64, accesses: u32) -> bool {
+        let pattern = self.pattern;
         match self.action {
-            Action::MigrateHot => region.accesses >= HOT_ACCESSES_MIN,
+            Action::MigrateHot => accesses >= pattern.hot_accesses_min,
             Action::MigrateCold => {
-                let aggregation_ms = self.sample_ms * LOOKS;
-                let age_min = u64::from(COLD_MS.div_ceil(aggregation_ms.max(1)));
-                region.accesses <= COLD_ACCESSES_MAX && region.age >= age_min
+                accesses <= pattern.cold_accesses_max && self.ms(age) >= pattern.cold_ms
             }
         }
     }
 
     /// The priority of a region.
-    fn score(&self, region: &Region<GuestPhysAddr>) -> usize {
-        let aggregation_ms = u64::from(self.sample_ms * LOOKS);
-        let hot = hotness(region.accesses, region.age * aggregation_ms / 1000);
+    fn score(&self, age: u64, accesses: u32) -> usize {
+        let hot = hotness(accesses, self.ms(age) / 1000);
         match self.action {
             Action::MigrateHot => hot,
             Action::MigrateCold => SCORE_MAX - hot,
@@ -284,8 +312,8 @@ fn hotness(accesses: u32, age_s: u64) -> usize {
 
 /// The quota of a scheme, in bytes per second.
 #[derive(Debug)]
-struct Quota {
-    bytes: u64,
+pub(super) struct Quota {
+    pub(super) bytes: u64,
     /// Bytes used in this second.
     charged: u64,
     since_ps: Option<u64>,
@@ -294,7 +322,7 @@ struct Quota {
 }
 
 impl Quota {
-    fn new(bytes: u64) -> Self {
+    pub(super) fn new(bytes: u64) -> Self {
         Self {
             bytes,
             charged: 0,

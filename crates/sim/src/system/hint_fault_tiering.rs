@@ -3,7 +3,9 @@
 //! A scanner marks pages of the slow node. A marked page that faults and is hot is promoted at once if fast memory is
 //! free. If not, the fault wakes reclaim. TPP wakes reclaim earlier, as soon as free memory is below its target.
 
-use demeter_policy::GuestVirtAddr;
+use std::ops::Range;
+
+use demeter_policy::{BLOCK_SIZE, GuestVirtAddr};
 
 use super::promotion::{HOT_MS, RateLimit};
 use super::reclaimer::Reclaimer;
@@ -13,6 +15,9 @@ use crate::guest::{Guest, Watermarks};
 use crate::machine::ledger::Cause;
 use crate::machine::memory::TierId;
 use crate::reclaim::{Generations, Lists};
+
+/// Parts of a stretch of memory of which some may be left unmarked.
+pub(super) const SIXTEENTHS: u64 = 16;
 
 /// The kernel whose tiering is modelled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +36,9 @@ pub(crate) struct HintFaultTiering {
     scanning: Scanning,
     pace: Pace,
     cursor: Cursor<GuestVirtAddr>,
+    /// Sixteenths of each stretch of memory that are marked, all for Linux and TPP, and passes over memory so far.
+    marked: u64,
+    passes: u64,
     watermarks: Watermarks,
     /// Whether reclaim uses generations, not two lists.
     multi_gen_lru: bool,
@@ -61,6 +69,8 @@ impl HintFaultTiering {
             scanning,
             pace: Pace::with(scanning, managed.footprint.0, managed.threads, counts_all),
             cursor: Cursor::default(),
+            marked: SIXTEENTHS,
+            passes: 0,
             watermarks: watermarks.scaled(managed.knob(|s| s.watermark_scale_factor)),
             multi_gen_lru: managed
                 .knob(|s| s.multi_gen_lru)
@@ -76,10 +86,14 @@ impl HintFaultTiering {
         let began_ps = actor.now_ps();
         let areas: Vec<_> = guest.vmas().iter().map(|v| v.start()..v.end()).collect();
         let mut marked = false;
+        let (share, passes) = (self.marked, self.passes);
         let ended = self
             .cursor
             .scan_bytes(self.scanning.bytes, &areas, |stretch| {
-                let any = guest.make_fault(stretch, from, actor);
+                let mut any = false;
+                for part in parts(stretch, share, passes) {
+                    any |= guest.make_fault(part, from, actor);
+                }
                 marked |= any;
                 any
             });
@@ -87,6 +101,7 @@ impl HintFaultTiering {
             actor.flush_own();
         }
         if ended {
+            self.passes += 1;
             self.pace.pass_ended();
         }
         self.pace.after(began_ps, actor.now_ps())
@@ -108,6 +123,16 @@ impl HintFaultTiering {
         is_hot.then_some(hint.node)
     }
 
+    /// Sets how many sixteenths of each stretch are marked from now on.
+    pub(super) fn mark_sixteenths(&mut self, marked: u64) {
+        self.marked = marked;
+    }
+
+    /// Wakes reclaim, because fast memory is short.
+    pub(super) fn wake_reclaim(&mut self, now_ps: u64) {
+        self.reclaimer.wake(now_ps);
+    }
+
     /// Promotes a page that has faulted, if fast memory is free.
     pub(super) fn promote(&mut self, gva: GuestVirtAddr, ctx: &mut Context<'_>) {
         let Context { guest, actor, .. } = ctx;
@@ -122,6 +147,30 @@ impl HintFaultTiering {
             self.guest_took_memory(ctx);
         }
     }
+}
+
+/// The sixteenths of a stretch that are marked: others in each pass, so that each has its turn.
+fn parts(
+    stretch: Range<GuestVirtAddr>,
+    marked: u64,
+    pass: u64,
+) -> impl Iterator<Item = Range<GuestVirtAddr>> {
+    let (start, end) = (stretch.start.0, stretch.end.0);
+    let parts = match marked {
+        SIXTEENTHS.. => 1,
+        _ => SIXTEENTHS,
+    };
+    let at = move |part: u64| match part == parts {
+        true => GuestVirtAddr(end),
+        // On blocks, so that no page belongs to two parts.
+        false => {
+            GuestVirtAddr((start + (end - start) / parts * part).max(start) & !(BLOCK_SIZE - 1))
+        }
+    };
+    (0..parts)
+        .filter(move |part| (part + pass) % parts < marked)
+        .map(move |part| GuestVirtAddr(at(part).0.max(start))..at(part + 1))
+        .filter(|part| part.start < part.end)
 }
 
 impl Manager for HintFaultTiering {
@@ -168,5 +217,29 @@ impl Manager for HintFaultTiering {
             .turn(now_ps, &mut ctx.actor, |actor, until_ps| {
                 guest.reclaim(actor, until_ps)
             });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use demeter_policy::MIB;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// In sixteen passes each part of a stretch is marked as often as it should be.
+        #[test]
+        fn each_part_has_its_turn(start in 0u64..5000, mib in 1u64..300, marked in 0..=SIXTEENTHS) {
+            let (start, end) = (start * 4096, start * 4096 + mib * MIB);
+            let mut bytes = 0;
+            for pass in 0..SIXTEENTHS {
+                let parts: Vec<_> = parts(GuestVirtAddr(start)..GuestVirtAddr(end), marked, pass).collect();
+                prop_assert!(parts.windows(2).all(|w| w[0].end <= w[1].start));
+                prop_assert!(parts.iter().all(|p| start <= p.start.0 && p.end.0 <= end));
+                bytes += parts.iter().map(|p| p.end.0 - p.start.0).sum::<u64>();
+            }
+            prop_assert_eq!(bytes, marked * (end - start));
+        }
     }
 }

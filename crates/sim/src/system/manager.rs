@@ -15,6 +15,7 @@ use crate::hypervisor::{Backing, Hypervisor};
 use crate::machine::actor::Actor;
 use crate::machine::memory::TierId;
 use crate::machine::sampler::{Record, Sampling};
+use crate::machine::tier::TierModel;
 use crate::reclaim::Lists;
 
 /// A time in the infinite future.
@@ -29,6 +30,8 @@ pub(crate) struct Managed<'a> {
     pub(crate) threads: u64,
     /// Minimum latency of a load that misses all caches.
     pub(crate) load_ps: u64,
+    /// The fast tier and the slow one.
+    pub(crate) tiers: [TierModel; 2],
     /// Settings of the agent.
     pub(crate) agent: AgentSettings,
     /// Whether Memtis may use all fast memory.
@@ -66,6 +69,8 @@ pub(crate) struct Needs {
     pub(crate) watermarks: Watermarks,
     /// Page lists of the guest's reclaim.
     pub(crate) lists: Lists,
+    /// Pages that go to the fast node and to the slow one in turn, where fresh memory is interleaved.
+    pub(crate) interleave: Option<[u32; 2]>,
     /// Whether fast memory is reserved for the program's declared hot set.
     pub(crate) keeps_hot_set: bool,
     /// Whether a huge-page fault falls back to the slow node. Linux falls back to small pages of the fast node, unless
@@ -81,6 +86,7 @@ impl Default for Needs {
             first_touch: TierId::Fast,
             watermarks: Watermarks::LINUX,
             lists: Lists::default(),
+            interleave: None,
             keeps_hot_set: false,
             huge_in_slow: false,
         }

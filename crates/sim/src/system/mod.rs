@@ -1,6 +1,8 @@
 //! Memory management systems, each behind the trait [`Manager`]. A system is a file here and a line of [`build`].
 
 mod agent;
+mod alto;
+mod arms;
 mod block_counters;
 mod colloid;
 mod colloid_tpp;
@@ -13,11 +15,15 @@ mod heteroos;
 mod hint_fault_tiering;
 mod host_hint_fault_tiering;
 mod hybridtier;
+mod linux_damon_auto;
+mod linux_interleave;
+mod linux_pghot;
 mod manager;
 mod memstrata;
 mod memtis;
 mod nimble;
 mod nomad;
+mod pact;
 mod paper_ranges;
 mod promotion;
 mod raminate;
@@ -31,6 +37,8 @@ mod xen_history;
 use demeter_scenario::System;
 
 pub(crate) use agent::{AgentSettings, SimulatedAgent};
+pub(crate) use alto::Alto;
+pub(crate) use arms::Arms;
 pub(crate) use colloid::Colloid;
 pub(crate) use colloid_tpp::ColloidTpp;
 pub(crate) use damon::Damon;
@@ -39,11 +47,15 @@ pub(crate) use heteroos::HeteroOs;
 pub(crate) use hint_fault_tiering::HintFaultTiering;
 pub(crate) use host_hint_fault_tiering::{Ageing, HostHintFaultTiering};
 pub(crate) use hybridtier::HybridTier;
+pub(crate) use linux_damon_auto::DamonAuto;
+pub(crate) use linux_interleave::Interleaving;
+pub(crate) use linux_pghot::Pghot;
 pub(crate) use manager::{Context, Managed, Manager, NEVER_PS, Needs, Tiering};
 pub(crate) use memstrata::{HardwareAlone, Memstrata};
 pub(crate) use memtis::Memtis;
 pub(crate) use nimble::Nimble;
 pub(crate) use nomad::Nomad;
+pub(crate) use pact::Pact;
 pub(crate) use paper_ranges::Split;
 pub(crate) use raminate::Raminate;
 pub(crate) use unmanaged::Unmanaged;
@@ -60,6 +72,10 @@ pub(crate) fn build(system: System) -> Build {
         System::Oracle => |_| Box::new(Unmanaged::hot_set_first()),
         System::Linux => |managed| Box::new(HintFaultTiering::linux(managed)),
         System::Damon => |managed| Box::new(Damon::new(managed)),
+        System::LinuxDamonAuto => |managed| Box::new(DamonAuto::new(managed)),
+        System::LinuxPghot => |managed| Box::new(Pghot::on_hint_faults(managed)),
+        System::LinuxPghotIbs => |managed| Box::new(Pghot::on_samples(managed)),
+        System::LinuxInterleave => |managed| Box::new(Interleaving::new(managed)),
         System::HLinux => |managed| Box::new(HostHintFaultTiering::linux(managed)),
         // `run_jobs` refuses systems that the simulator does not have.
         System::GLinux | System::HDamon | System::HHistory => {
@@ -77,6 +93,10 @@ pub(crate) fn build(system: System) -> Build {
         System::Colloid => |managed| Box::new(Colloid::new(managed)),
         System::ColloidTpp => |managed| Box::new(ColloidTpp::new(managed)),
         System::HybridTier => |managed| Box::new(HybridTier::new(managed)),
+        System::Arms => |managed| Box::new(Arms::new(managed)),
+        System::AltoLinux => |managed| Box::new(Alto::on_linux(managed)),
+        System::AltoTpp => |managed| Box::new(Alto::on_tpp(managed)),
+        System::Pact => |managed| Box::new(Pact::new(managed)),
         System::Nimble => |_| Box::new(Nimble),
         System::XenHistory => |_| Box::new(XenHistory::default()),
         System::Raminate => |_| Box::new(Raminate::default()),

@@ -170,6 +170,7 @@ impl<P: Program> Vm<P> {
             let clock_ps = vcpu.bill.add_scaled(&bill, k);
             vcpu.clock_ps += clock_ps;
             thread.operation.spend(bill.total(), clock_ps);
+            vcpu.misses += progress.misses << k;
             let record_ps = self.hardware.costs.pebs_record_ps;
             vcpu.charge(Cause::Track, progress.records * record_ps);
             thread.done += progress.done;

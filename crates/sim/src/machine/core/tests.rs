@@ -1,3 +1,5 @@
+use demeter_scenario::Curve;
+
 use super::*;
 use crate::machine::cpu::ICE_LAKE_SP;
 use crate::machine::sampler::Sampling;
@@ -37,6 +39,7 @@ impl Rig {
             read_bytes_per_s: 1 << 36,
             write_bytes_per_s: 1 << 36,
             granule_lines: 1,
+            curve: Curve::default(),
             others_bytes_per_s: 0,
         };
         Self {
