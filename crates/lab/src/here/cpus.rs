@@ -40,7 +40,8 @@ pub fn allowed() -> io::Result<Vec<u32>> {
     }
 }
 
-fn pin(cpus: &[u32]) -> io::Result<()> {
+/// Keeps this thread on `cpus`. Safe between fork and exec.
+pub fn pin(cpus: &[u32]) -> io::Result<()> {
     // SAFETY: a set of CPUs is plain bits; numbers beyond it are left out.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();

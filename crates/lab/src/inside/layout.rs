@@ -3,7 +3,7 @@
 //! Problem: the plugin must tell from what the emulator reports of an access in which node it fell,
 //! and emulators report that in several ways. Approach: as soon as the VM is up, some pages of each
 //! node, whose physical addresses the kernel tells, are shown to the plugin, which keeps the way
-//! that fits them all. Pages lie anywhere, so that the border between the nodes is compared by
+//! that fits them all. Pages lie anywhere, so that where each node begins is compared by
 //! itself. Where anything differs, nothing that the VM measured could be trusted, and it ends.
 
 use std::fs::File;
@@ -12,34 +12,35 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use demeter_policy::{GuestPhysAddr, GuestVirtAddr, PAGE_SIZE};
+use demeter_scenario::Machine;
 
 use super::control_page::{ControlPage, field};
 use super::fault::Fault;
 use super::zones::node_range;
 use crate::workload::region::Region;
 
-/// The fast tier and the slow one.
-const NODES: u32 = 2;
-
 /// How many pages of each node are shown.
 const PAGES: u64 = 16;
 
-/// Shows pages to the plugin; fails when it does not find them where the kernel says they are.
-pub fn agree(root: &Path) -> Result<(), Fault> {
+/// Shows pages of the machine's nodes to the plugin; fails when it does not find them where the kernel says they are.
+pub fn agree(root: &Path, machine: &Machine) -> Result<(), Fault> {
     let page = ControlPage::map(root)?;
     // Still set when the VM was reset amid a run.
     page.write(field::ARMED, 0);
     page.write(field::PERIOD, 0);
     let pagemap_path = root.join("proc/self/pagemap");
     let pagemap = File::open(&pagemap_path).map_err(Fault::io("open", &pagemap_path))?;
-    let (slow_start, plugins) = (node_range(root, 1)?.0, page.read_u64(field::SLOW_GPA));
-    if slow_start != plugins {
-        return Err(Fault::Tiers(format!(
-            "node 1 begins at {slow_start:#x}, not at {plugins:#x} as it was told"
-        )));
-    }
-    for node in 0..NODES {
+    let nodes = machine.nodes();
+    let with_memory = (0u32..).zip(&nodes).filter(|(_, node)| node.usable_mib > 0);
+    for (place, (node, _)) in with_memory.enumerate() {
         let (start, end) = node_range(root, node)?;
+        let plugins = page.read_u64(field::NODE_GPA + 8 * node as usize);
+        // The kernel keeps the first page of all for the firmware.
+        if place > 0 && start != plugins {
+            return Err(Fault::Tiers(format!(
+                "node {node} begins at {start:#x}, not at {plugins:#x} as it was told"
+            )));
+        }
         let bytes = 0..PAGES * PAGE_SIZE;
         let region = Region::map(bytes.end).map_err(|e| Fault::Tiers(e.to_string()))?;
         region

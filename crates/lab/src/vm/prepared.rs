@@ -13,7 +13,7 @@ use demeter_scenario::Scenario;
 use super::child::VmChild;
 use super::domain::{self, Daemon};
 use super::elastic::Elastic;
-use super::memory::{NodeSizes, check_host};
+use super::memory::{VmNode, check_host};
 use super::{counts, qemu};
 use crate::error::{Error, VmFault};
 use crate::link::{VmMessage, from_hex};
@@ -39,7 +39,7 @@ pub struct PreparedVm {
     pub(super) qemu: PathBuf,
     pub(super) plugin: PathBuf,
     pub(super) kernel: PathBuf,
-    pub(super) sizes: NodeSizes,
+    pub(super) nodes: Vec<VmNode>,
     pub(super) elastic: Option<Elastic>,
     /// Whether all its memory is backed from the start.
     pub prealloc: bool,
@@ -106,8 +106,7 @@ impl PreparedVm {
 
     /// Memory that it may take, MiB.
     pub fn memory_mib(&self) -> u64 {
-        let full = self.elastic.as_ref().map_or(self.sizes, Elastic::full);
-        full.fast_mib + full.slow_mib
+        self.nodes.iter().map(VmNode::most_mib).sum()
     }
 
     /// Starts it.
@@ -120,7 +119,7 @@ impl PreparedVm {
             initramfs: &self.folder().join(INITRAMFS),
             machine: &self.scenario.machine,
             dilation: self.scenario.lab.dilation,
-            sizes: self.sizes,
+            nodes: &self.nodes,
             elastic: self.elastic.as_ref(),
             prealloc: self.prealloc,
             has_events: self

@@ -68,6 +68,16 @@ pub(crate) trait Parameters {
         None
     }
 
+    /// Programs that do it side by side.
+    fn copies(&self) -> u32 {
+        1
+    }
+
+    /// The key that only the lab can run, if it has one.
+    fn lab_only(&self) -> Option<&'static str> {
+        None
+    }
+
     /// When the hot set jumps or changes its size, seconds into the timed phase.
     fn hot_changes_s(&self) -> Vec<u64> {
         vec![]
@@ -194,6 +204,16 @@ impl Workload {
     /// The key that only the simulator can run, if it has one: to be left out elsewhere.
     pub fn simulated_only(&self) -> Option<&'static str> {
         self.parameters().simulated_only()
+    }
+
+    /// Programs that do it side by side.
+    pub fn copies(&self) -> u32 {
+        self.parameters().copies()
+    }
+
+    /// The key that only the lab can run, if it has one: to be left out elsewhere.
+    pub fn lab_only(&self) -> Option<&'static str> {
+        self.parameters().lab_only()
     }
 
     /// When the hot set jumps or changes its size, seconds into the timed phase.
