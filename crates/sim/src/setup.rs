@@ -94,6 +94,11 @@ impl Setup {
                 "other nodes than a fast and a slow one ([[machine.node]])",
             ));
         }
+        if !scenario.machine.hmat {
+            return Err(SimError::NoModelOf(
+                "firmware without HMAT (machine.hmat = false)",
+            ));
+        }
         if let Some(key) = scenario.workload.lab_only() {
             return Err(SimError::NoModelOf(key));
         }
