@@ -13,7 +13,7 @@
  *
  * All are required, whole numbers. The first vCPUs belong to the first socket, and each socket has
  * as many. The machine must be `-machine pc`. The nodes' memory backends must be the first memory
- * backends on the command line, node 0's first. Those of the memory devices must follow in the same
+ * backends on the command line, node 0's first. Memory devices' backends must follow in the same
  * order. The devices' addresses must be as memory_model.h says. Emulators differ in how they report
  * addresses: the guest shows some pages first (see `asked` in shared_page.h), and until one way fits
  * them all, no miss falls in a node.

@@ -9,7 +9,7 @@ use crate::check::{BANDWIDTH_MAX_GBPS, LATENCY_MAX_NS, TIER_MAX_MIB};
 use crate::fault::{refuse_if, within};
 use crate::{Machine, Tier};
 
-/// Most nodes of a machine: as many as an agent looks at.
+/// Most nodes of a machine, which is the agent's bound, too.
 const NODES_MAX: usize = 64;
 
 /// Most sockets.
@@ -99,7 +99,7 @@ impl Machine {
         lasting.map(|node| node.usable_mib).sum()
     }
 
-    /// What is wrong with the nodes that are listed, in a timed phase of this length.
+    /// Checks the listed nodes for a timed phase of this length.
     pub(crate) fn check_nodes(&self, duration_s: u64) -> Result<(), String> {
         let nodes = &self.node;
         for (key, tier) in [("fast", &self.fast), ("slow", &self.slow)] {

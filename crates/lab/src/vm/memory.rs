@@ -74,7 +74,7 @@ pub fn nodes_of(machine: &Machine, initramfs_mib: u64) -> Vec<VmNode> {
     nodes.iter().map(node).collect()
 }
 
-/// RAM of nodes in which programs find so much memory. Not all are 0.
+/// RAM of nodes whose usable memory this is. Not all are 0.
 fn ram_with_usable(usable: &[u64], initramfs_mib: u64) -> Vec<u64> {
     let sum: u64 = usable.iter().sum();
     let watermarks = (sum / USABLE_PER_WATERMARK).min(WATERMARKS_MAX_MIB);
