@@ -2,30 +2,28 @@
 /*
  * A QEMU plugin that gives a TCG guest slow memory and a sampling unit.
  *
- *   -plugin demeter_lab.so,shm=PATH,fast_mib=F,slow_mib=S,fast_ns=80,slow_ns=250,
- *           plug_mib=0,fast_gbps=100,slow_gbps=20,dilation=8
+ *   -plugin demeter_lab.so,shm=PATH,node=300:0:80:100,node=1000:0:250:20,dilation=8
  *
  * shm        file shared with the guest (shared_page.h); made, sized and emptied here. QEMU gets
  *            it as the memory-backend-file of an ivshmem-plain device. No comma in the path.
- * fast_mib   size of node 0, the fast tier, MiB
- * slow_mib   size of node 1, the slow tier, MiB
- * plug_mib   size of a memory device in each node, MiB; 0 for none
- * *_ns       latency of a load that leaves the caches, nanoseconds
- * *_gbps     bandwidth, 10^9 bytes a second
+ * node       a node, in their order: RAM and memory device in MiB, 0 for none; then latency of a load
+ *            that leaves the caches in nanoseconds and bandwidth in 10^9 bytes a second, from the
+ *            CPUs of each socket: with two of them node=300:0:80:100:140:40
  * dilation   how many times slower than hardware the emulated CPU is: delays are stretched by it
  *
- * All are required, whole numbers. What the plugin relies on: `-machine pc`; the nodes' memory
- * backends are the first two memory backends on the command line, node 0's first; those of the
- * memory devices come next in the same order, and the devices' addresses are as memory_model.h
- * says. Emulators differ in how they report addresses: the guest shows some pages first (see
- * `asked` in shared_page.h), and until one way fits them all, no miss falls in a tier.
+ * All are required, whole numbers. The first vCPUs belong to the first socket, and each socket has
+ * as many. The machine must be `-machine pc`. The nodes' memory backends must be the first memory
+ * backends on the command line, node 0's first. Memory devices' backends must follow in the same
+ * order. The devices' addresses must be as memory_model.h says. Emulators differ in how they report
+ * addresses: the guest shows some pages first (see `asked` in shared_page.h), and until one way fits
+ * them all, no miss falls in a node.
  *
  *   -plugin demeter_lab.so,check=on
  *
  * only ends the emulator, with success: it can load us.
  *
- * While the guest has set `armed`, a load or store that misses the cache filter takes its tier's
- * latency x dilation; or, when it takes the next line of a stream, the time in which its tier
+ * While the guest has set `armed`, a load or store that misses the cache filter takes its node's
+ * latency x dilation. If it takes the next line of a stream, it takes the time in which its node
  * transfers a line, x dilation. Stores cost as loads, because they must read the line first.
  *
  * The delay starts at the end of the vCPU's previous miss, so it includes the emulator's own work
@@ -64,7 +62,6 @@
 #define GBPS_MAX 1000000u
 #define DILATION_MAX 1000u
 #define TIER_MIB_MAX (16u << 20)
-#define MISSING UINT64_MAX
 /* Short delays accumulate until they are worth two clock readings. */
 #define SPIN_NS_MIN 200u
 #define SLACK_NS 50000u
@@ -77,10 +74,12 @@ struct vcpu {
 	uint64_t owed_ticks; /* cost of misses that the clock was not read for yet */
 	uint64_t due_ticks;  /* when the misses before those are done; 0: not known */
 	uint32_t loads_since_sample;
+	const struct path *to; /* by node */
 } __attribute__((aligned(64)));
 
 static struct vcpu vcpus[DEMETER_MAX_VCPUS];
-static struct tier tiers[2]; /* by node */
+static struct sizes sizes;
+static struct path paths[SOCKETS_MAX][NODES_MAX];
 static struct layout layouts[REPORTINGS];
 static const struct layout *layout; /* the one that fits; NULL while none is known to */
 static struct demeter_control *control;
@@ -132,9 +131,10 @@ static void miss(unsigned int index, qemu_plugin_meminfo_t info, uint64_t gva, u
 	if (!range)
 		return;
 
-	const struct cost *cost = predicted ? &range->tier->predicted : &range->tier->random;
+	const struct path *path = &vcpu->to[range->node];
+	const struct cost *cost = predicted ? &path->predicted : &path->random;
 	if (qemu_plugin_access_cost)
-		qemu_plugin_access_cost(gva, range->tier == &tiers[1],
+		qemu_plugin_access_cost(gva, range->node != 0,
 					(uint32_t)(cost->latency_ns / ns_per_tick));
 	if (armed && cost->delay)
 		pay(vcpu, cost->delay);
@@ -169,13 +169,13 @@ static void answer(uint32_t asked, qemu_plugin_meminfo_t info, uint64_t gva)
 	static uint32_t answered, fitting = (1u << REPORTINGS) - 1;
 	struct qemu_plugin_hwaddr *hwaddr;
 
-	if (gva - page_gva >= PAGE_BYTES || asked == answered || node > 1 ||
+	if (gva - page_gva >= PAGE_BYTES || asked == answered || node >= sizes.node_count ||
 	    !(hwaddr = qemu_plugin_get_hwaddr(info, gva)) || qemu_plugin_hwaddr_is_io(hwaddr))
 		return;
 	uint64_t reported = qemu_plugin_hwaddr_phys_addr(hwaddr);
 	const struct layout *fits = NULL;
 	for (unsigned int i = 0; i < REPORTINGS; i++) {
-		if (!layout_fits(&layouts[i], page_gpa + (gva - page_gva), &tiers[node], reported))
+		if (!layout_fits(&layouts[i], page_gpa + (gva - page_gva), node, reported))
 			fitting &= ~(1u << i);
 		if (fitting & 1u << i)
 			fits = &layouts[i];
@@ -239,69 +239,84 @@ static double measure_ticks_per_ns(void)
 
 struct arguments {
 	const char *shm;
-	uint64_t fast_mib, slow_mib, plug_mib, fast_ns, slow_ns, fast_gbps, slow_gbps, dilation;
+	uint64_t dilation;
+	unsigned int sockets;
+	struct {
+		uint64_t ns, gbps;
+	} from[SOCKETS_MAX][NODES_MAX];
 };
+
+/* A whole number within bounds that ends at `end`; moves behind that. */
+static bool take_number(const char **text, char end, uint64_t min, uint64_t max, uint64_t *number)
+{
+	char *behind;
+
+	errno = 0;
+	*number = strtoull(*text, &behind, 10);
+	if (errno || **text < '0' || **text > '9' || *behind != end || *number < min || *number > max)
+		return false;
+	*text = behind + (end != '\0');
+	return true;
+}
+
+/* The next node: its sizes, then a latency and a bandwidth for each socket. */
+static bool parse_node(struct arguments *arguments, const char *text)
+{
+	unsigned int node = sizes.node_count, sockets = 0;
+	uint64_t ram_mib, plug_mib;
+
+	if (node == NODES_MAX || !take_number(&text, ':', 0, TIER_MIB_MAX, &ram_mib) ||
+	    !take_number(&text, ':', 0, TIER_MIB_MAX, &plug_mib))
+		return false;
+	for (bool is_last = false; !is_last; sockets++) {
+		uint64_t ns, gbps;
+
+		if (sockets == SOCKETS_MAX || !take_number(&text, ':', 1, NS_MAX, &ns))
+			return false;
+		is_last = !strchr(text, ':');
+		if (!take_number(&text, is_last ? '\0' : ':', 1, GBPS_MAX, &gbps))
+			return false;
+		arguments->from[sockets][node].ns = ns;
+		arguments->from[sockets][node].gbps = gbps;
+	}
+	if (node && sockets != arguments->sockets)
+		return false;
+	arguments->sockets = sockets;
+	sizes.node[node].ram = ram_mib << MIB_SHIFT;
+	sizes.node[node].plug = plug_mib << MIB_SHIFT;
+	sizes.node_count++;
+	return true;
+}
 
 /* Reads key=value arguments; all keys are required. */
 static bool parse(struct arguments *arguments, int argc, char **argv)
 {
-	const struct {
-		const char *key;
-		uint64_t *value;
-		uint64_t min, max;
-	} numbers[] = {
-		{ "fast_mib", &arguments->fast_mib, 1, TIER_MIB_MAX },
-		{ "slow_mib", &arguments->slow_mib, 1, TIER_MIB_MAX },
-		{ "plug_mib", &arguments->plug_mib, 0, TIER_MIB_MAX },
-		{ "fast_ns", &arguments->fast_ns, 1, NS_MAX },
-		{ "slow_ns", &arguments->slow_ns, 1, NS_MAX },
-		{ "fast_gbps", &arguments->fast_gbps, 1, GBPS_MAX },
-		{ "slow_gbps", &arguments->slow_gbps, 1, GBPS_MAX },
-		{ "dilation", &arguments->dilation, 1, DILATION_MAX },
-	};
-	const size_t count = sizeof(numbers) / sizeof(numbers[0]);
-
-	for (size_t n = 0; n < count; n++)
-		*numbers[n].value = MISSING;
 	for (int i = 0; i < argc; i++) {
-		const char *value = strchr(argv[i], '=');
-		size_t length = value ? (size_t)(value - argv[i]) : 0;
-		size_t n = 0;
+		const char *equals = strchr(argv[i], '=');
+		const char *value = equals ? equals + 1 : "";
+		size_t length = equals ? (size_t)(equals - argv[i]) : 0;
 
 		if (length == 3 && !strncmp(argv[i], "shm", 3)) {
-			arguments->shm = value + 1;
-			continue;
-		}
-		while (n < count && !(strlen(numbers[n].key) == length &&
-				      !strncmp(argv[i], numbers[n].key, length)))
-			n++;
-		if (n == count) {
+			arguments->shm = value;
+		} else if (length == 4 && !strncmp(argv[i], "node", 4)) {
+			if (!parse_node(arguments, value)) {
+				fprintf(stderr, "demeter_lab: %s: needs RAM:DEVICE:NS:GBPS in whole numbers, NS:GBPS "
+					"for each socket, and at most %u nodes\n", argv[i], NODES_MAX);
+				return false;
+			}
+		} else if (length == 8 && !strncmp(argv[i], "dilation", 8)) {
+			if (!take_number(&value, '\0', 1, DILATION_MAX, &arguments->dilation)) {
+				fprintf(stderr, "demeter_lab: %s: needs a whole number from 1 to %u\n", argv[i],
+					DILATION_MAX);
+				return false;
+			}
+		} else {
 			fprintf(stderr, "demeter_lab: unknown argument '%s'\n", argv[i]);
 			return false;
 		}
-		char *end;
-		errno = 0;
-		unsigned long long number = strtoull(value + 1, &end, 10);
-		if (errno || value[1] < '0' || value[1] > '9' || *end ||
-		    number < numbers[n].min || number > numbers[n].max) {
-			fprintf(stderr, "demeter_lab: %s: needs a whole number from %" PRIu64 " to %"
-				PRIu64 "\n", argv[i], numbers[n].min, numbers[n].max);
-			return false;
-		}
-		*numbers[n].value = number;
 	}
-	if (!arguments->shm) {
-		fprintf(stderr, "demeter_lab: shm=PATH is missing\n");
-		return false;
-	}
-	for (size_t n = 0; n < count; n++) {
-		if (*numbers[n].value == MISSING) {
-			fprintf(stderr, "demeter_lab: %s=NUMBER is missing\n", numbers[n].key);
-			return false;
-		}
-	}
-	if (arguments->slow_ns < arguments->fast_ns || arguments->slow_gbps > arguments->fast_gbps) {
-		fprintf(stderr, "demeter_lab: the slow tier must not be faster than the fast one\n");
+	if (!arguments->shm || !arguments->dilation || !sizes.node_count) {
+		fprintf(stderr, "demeter_lab: shm=PATH, node=... or dilation=NUMBER is missing\n");
 		return false;
 	}
 	return true;
@@ -310,27 +325,21 @@ static bool parse(struct arguments *arguments, int argc, char **argv)
 static void set_costs(const struct arguments *arguments)
 {
 	double line_bytes = 1 << LINE_SHIFT; /* bytes / (10^9 bytes a second) = nanoseconds */
-	double fast_line_ns = line_bytes / (double)arguments->fast_gbps;
-	double slow_line_ns = line_bytes / (double)arguments->slow_gbps;
 	double ticks_per_ns = measure_ticks_per_ns();
 	double stretched = (double)arguments->dilation * ticks_per_ns;
 
-	tiers[0].random = (struct cost){
-		.latency_ns = (uint32_t)arguments->fast_ns,
-		.delay = (uint64_t)((double)arguments->fast_ns * stretched),
-	};
-	tiers[0].predicted = (struct cost){
-		.latency_ns = (uint32_t)fast_line_ns,
-		.delay = (uint64_t)(fast_line_ns * stretched),
-	};
-	tiers[1].random = (struct cost){
-		.latency_ns = (uint32_t)arguments->slow_ns,
-		.delay = (uint64_t)((double)arguments->slow_ns * stretched),
-	};
-	tiers[1].predicted = (struct cost){
-		.latency_ns = (uint32_t)slow_line_ns,
-		.delay = (uint64_t)(slow_line_ns * stretched),
-	};
+	for (unsigned int socket = 0; socket < arguments->sockets; socket++) {
+		for (unsigned int node = 0; node < sizes.node_count; node++) {
+			double ns = (double)arguments->from[socket][node].ns;
+			double line_ns = line_bytes / (double)arguments->from[socket][node].gbps;
+
+			paths[socket][node] = (struct path){
+				.random = { .latency_ns = (uint32_t)ns, .delay = (uint64_t)(ns * stretched) },
+				.predicted = { .latency_ns = (uint32_t)line_ns,
+					       .delay = (uint64_t)(line_ns * stretched) },
+			};
+		}
+	}
 	spin_ticks_min = (uint64_t)(SPIN_NS_MIN * ticks_per_ns);
 	slack_ticks = (uint64_t)(SLACK_NS * ticks_per_ns);
 	lag_ticks_min = (uint64_t)(LAG_NS_MIN * ticks_per_ns);
@@ -358,7 +367,8 @@ static bool share(const char *path, unsigned int vcpu_count)
 	control->version = DEMETER_VERSION;
 	control->vcpus = vcpu_count;
 	control->ring_records = DEMETER_RING_RECORDS;
-	control->slow_gpa = tier_gpa(&layouts[AS_GPA], &tiers[1]);
+	for (unsigned int node = 0; node < DEMETER_MAX_NODES; node++)
+		control->node_gpa[node] = node_gpa(&layouts[AS_GPA], node);
 	/* Write the magic last: a reader that sees it sees the rest, too. */
 	__atomic_store_n(&control->magic, DEMETER_MAGIC, __ATOMIC_RELEASE);
 	for (unsigned int i = 0; i < DEMETER_MAX_VCPUS; i++)
@@ -382,16 +392,21 @@ QEMU_PLUGIN_EXPORT int qemu_plugin_install(qemu_plugin_id_t id, const qemu_info_
 			info->system.max_vcpus);
 		return 1;
 	}
+	sizes = (struct sizes){ 0 };
 	if (!parse(&arguments, argc, argv))
 		return 1;
-	const struct sizes sizes = {
-		.node = { arguments.fast_mib << MIB_SHIFT, arguments.slow_mib << MIB_SHIFT },
-		.plug = arguments.plug_mib << MIB_SHIFT,
-	};
+	unsigned int vcpu_count = (unsigned int)info->system.smp_vcpus;
+	if (vcpu_count % arguments.sockets) {
+		fprintf(stderr, "demeter_lab: %u vCPUs cannot be shared evenly by %u sockets\n", vcpu_count,
+			arguments.sockets);
+		return 1;
+	}
 	for (unsigned int i = 0; i < REPORTINGS; i++)
-		layouts[i] = layout_of(&sizes, (enum reporting)i, tiers);
+		layouts[i] = layout_of(&sizes, (enum reporting)i);
 	set_costs(&arguments);
-	if (!share(arguments.shm, (unsigned int)info->system.smp_vcpus))
+	for (unsigned int i = 0; i < DEMETER_MAX_VCPUS; i++)
+		vcpus[i].to = paths[i < vcpu_count ? i * arguments.sockets / vcpu_count : 0];
+	if (!share(arguments.shm, vcpu_count))
 		return 1;
 	qemu_plugin_register_vcpu_tb_trans_cb(id, on_translate_cb QEMU_PLUGIN_NO_USERDATA);
 	qemu_plugin_register_vcpu_resume_cb(id, on_resume_cb QEMU_PLUGIN_NO_USERDATA);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * The modelled memory: which accesses leave the caches, in which tier they land, what they cost.
+ * The modelled memory: which accesses leave the caches, in which node they land, what they cost.
  * Pure: no emulator, no clock, no shared memory.
  */
 #ifndef DEMETER_MEMORY_MODEL_H
@@ -77,21 +77,25 @@ struct cost {
 	uint64_t delay;      /* how long the guest's access takes, stretched, in ticks of the clock */
 };
 
-struct tier {
+/* The way from a socket's CPUs to a node. */
+struct path {
 	struct cost random;
 	struct cost predicted;
 };
 
-/* Memory of one tier that lies in one piece, both for the guest and as the emulator reports it. */
+#define NODES_MAX 64u
+#define SOCKETS_MAX 16u
+
+/* Memory of one node that lies in one piece, both for the guest and as the emulator reports it. */
 struct range {
 	uint64_t start; /* [start, end) as the emulator reports physical addresses */
 	uint64_t end;
 	uint64_t gpa; /* of `start` */
-	const struct tier *tier;
+	unsigned int node;
 };
 
-/* Both nodes, one of which may lie on both sides of the gap below 4 GiB, and what is plugged in. */
-#define RANGES_MAX 5u
+/* All nodes, one of which may lie on both sides of the gap below 4 GiB, and what is plugged in. */
+#define RANGES_MAX (2 * NODES_MAX + 1)
 
 /* Where all memory is. */
 struct layout {
@@ -105,16 +109,19 @@ struct layout {
  * AS_GPA    the gPA: QEMU 8.1 and later.
  * AS_BLOCK  block offset + offset in the block + the block's place in its container, which is the
  *           machine's RAM or the memory devices' region: QEMU 7.2 and 8.0. The blocks' offsets
- *           follow the order in which they are made: node 0's backend first (0), then node 1's,
- *           then those of both memory devices.
+ *           follow the order in which they are made: node 0's backend first (0), then the other
+ *           nodes', then those of the memory devices in the nodes' order.
  */
 enum reporting { AS_GPA, AS_BLOCK };
 #define REPORTINGS 2u
 
-/* The machine's memory, bytes. */
+/* The machine's memory. */
 struct sizes {
-	uint64_t node[2]; /* node 0 is the fast tier */
-	uint64_t plug;    /* a memory device in each node; 0 for none */
+	unsigned int node_count;
+	struct {
+		uint64_t ram;  /* bytes; 0 for none */
+		uint64_t plug; /* the same of its memory device */
+	} node[NODES_MAX];
 };
 
 /* The emulator's 256 KiB grain when it lays out RAM blocks. */
@@ -132,46 +139,53 @@ static inline uint64_t round_up(uint64_t bytes, uint64_t to)
 }
 
 static inline void add_range(struct layout *layout, uint64_t start, uint64_t gpa, uint64_t bytes,
-			     const struct tier *tier)
+			     unsigned int node)
 {
 	if (bytes)
 		layout->ranges[layout->range_count++] =
-			(struct range){ .start = start, .end = start + bytes, .gpa = gpa, .tier = tier };
+			(struct range){ .start = start, .end = start + bytes, .gpa = gpa, .node = node };
 }
 
 /*
- * Lays out a PC's memory in `tiers`, the fast one first. Its RAM is one run of bytes, node 0's
- * before node 1's. The memory devices lie `gap` bytes into their region, which begins at the first
- * whole GiB behind RAM and 4 GiB: without the gap the first one would be reported where node 1 is.
+ * Lays out a PC's memory. Its RAM is one run of bytes, in the nodes' order. The memory devices lie
+ * `gap` bytes into their region, which begins at the first whole GiB behind RAM and 4 GiB. The gap
+ * is as long as RAM before the last node: without it the first device would be reported where that
+ * node is.
  */
-static inline struct layout layout_of(const struct sizes *sizes, enum reporting reporting,
-				      const struct tier tiers[2])
+static inline struct layout layout_of(const struct sizes *sizes, enum reporting reporting)
 {
 	struct layout layout = { 0 };
-	uint64_t ram_bytes = sizes->node[0] + sizes->node[1];
+	uint64_t ram_bytes = 0, before_last = 0;
+
+	for (unsigned int node = 0; node < sizes->node_count; node++) {
+		if (sizes->node[node].ram)
+			before_last = ram_bytes;
+		ram_bytes += sizes->node[node].ram;
+	}
 	uint64_t low_bytes = ram_bytes >= RAM_SPLIT_MIN ? RAM_LOW : ram_bytes;
-	uint64_t gap = round_up(sizes->node[0], PLUG_ALIGN);
+	uint64_t gap = round_up(before_last, PLUG_ALIGN);
 	uint64_t plug_gpa = 4 * GIB + round_up(ram_bytes - low_bytes, GIB) + gap;
 	uint64_t block = 0; /* offset of the next block */
+	uint64_t first = 0; /* in RAM: the block's place */
 
-	for (unsigned int node = 0; node < 2; node++) {
-		uint64_t first = node ? sizes->node[0] : 0; /* in RAM: the block's place */
-		uint64_t end = first + sizes->node[node];
+	for (unsigned int node = 0; node < sizes->node_count; node++) {
+		uint64_t end = first + sizes->node[node].ram;
 		uint64_t split = end < low_bytes ? end : first > low_bytes ? first : low_bytes;
 		uint64_t high = split - low_bytes + 4 * GIB; /* gPA of what is behind the split */
 		bool as_gpa = reporting == AS_GPA;
 
-		add_range(&layout, as_gpa ? first : block + first, first, split - first, &tiers[node]);
-		add_range(&layout, as_gpa ? high : block + split, high, end - split, &tiers[node]);
-		block += round_up(sizes->node[node], RAM_BLOCK_ALIGN);
+		add_range(&layout, as_gpa ? first : block + first, first, split - first, node);
+		add_range(&layout, as_gpa ? high : block + split, high, end - split, node);
+		block += round_up(end - first, RAM_BLOCK_ALIGN);
+		first = end;
 	}
-	for (unsigned int node = 0; node < 2; node++) {
-		uint64_t gpa = plug_gpa + node * sizes->plug;
-		uint64_t place = gap + node * sizes->plug;
+	for (unsigned int node = 0; node < sizes->node_count; node++) {
+		uint64_t bytes = sizes->node[node].plug;
 
-		add_range(&layout, reporting == AS_GPA ? gpa : block + place, gpa, sizes->plug,
-			  &tiers[node]);
-		block += sizes->plug;
+		add_range(&layout, reporting == AS_GPA ? plug_gpa : block + gap, plug_gpa, bytes, node);
+		block += bytes;
+		plug_gpa += bytes;
+		gap += bytes;
 	}
 	return layout;
 }
@@ -194,23 +208,23 @@ static inline uint64_t gpa_in(const struct range *range, uint64_t reported)
 	return reported - range->start + range->gpa;
 }
 
-/* The gPA at which a tier begins. */
-static inline uint64_t tier_gpa(const struct layout *layout, const struct tier *tier)
+/* The gPA at which a node begins. */
+static inline uint64_t node_gpa(const struct layout *layout, unsigned int node)
 {
 	unsigned int i = 0;
 
-	while (i < layout->range_count && layout->ranges[i].tier != tier)
+	while (i < layout->range_count && layout->ranges[i].node != node)
 		i++;
 	return i < layout->range_count ? layout->ranges[i].gpa : UINT64_MAX;
 }
 
-/* Whether this is how an access to `gpa`, which is in `tier`, is reported. */
-static inline bool layout_fits(const struct layout *layout, uint64_t gpa, const struct tier *tier,
+/* Whether this is how an access to `gpa`, which is in `node`, is reported. */
+static inline bool layout_fits(const struct layout *layout, uint64_t gpa, unsigned int node,
 			       uint64_t reported)
 {
 	const struct range *range = range_at(layout, reported);
 
-	return range && range->tier == tier && gpa_in(range, reported) == gpa;
+	return range && range->node == node && gpa_in(range, reported) == gpa;
 }
 
 #endif

@@ -148,9 +148,11 @@ static void test_streams(void)
 /* Two nodes and the memory devices, in MiB, laid out as an emulator reports them. */
 static struct layout laid_out(uint64_t fast, uint64_t slow, uint64_t plug, enum reporting reporting)
 {
-	const struct sizes sizes = { .node = { fast << 20, slow << 20 }, .plug = plug << 20 };
+	const struct sizes two = {
+		.node_count = 2, .node = { { fast << 20, plug << 20 }, { slow << 20, plug << 20 } },
+	};
 
-	return layout_of(&sizes, reporting, tiers);
+	return layout_of(&two, reporting);
 }
 
 /* The node of an address, in MiB, as the emulator reports it; -1 for none. */
@@ -158,7 +160,7 @@ static int node_at(const struct layout *layout, uint64_t reported_mib)
 {
 	const struct range *range = range_at(layout, reported_mib << 20);
 
-	return range ? (int)(range->tier - tiers) : -1;
+	return range ? (int)range->node : -1;
 }
 
 static uint64_t gpa_mib_at(const struct layout *layout, uint64_t reported_mib)
@@ -217,13 +219,13 @@ static void test_layouts_agree(void)
 			uint64_t size = range->end - range->start;
 
 			assert(range->gpa == range->start && other->gpa == range->gpa);
-			assert(size && other->end - other->start == size && other->tier == range->tier);
+			assert(size && other->end - other->start == size && other->node == range->node);
 			assert(range_at(&gpa, range->start) == range && range_at(&gpa, range->end - 1) == range);
 			assert(range_at(&block, other->start) == other);
 			assert(range_at(&block, other->end - 1) == other);
 			/* No RAM lies in the gap below 4 GiB. */
 			assert(range->end <= RAM_SPLIT_MIN || range->start >= 4 * GIB);
-			bytes[range->tier - tiers] += size;
+			bytes[range->node] += size;
 		}
 		assert(bytes[0] == (mibs[n][0] + mibs[n][2]) << 20);
 		assert(bytes[1] == (mibs[n][1] + mibs[n][2]) << 20);
@@ -231,7 +233,40 @@ static void test_layouts_agree(void)
 	struct layout both = laid_out(3500, 1000, 0, AS_GPA);
 	assert(node_at(&both, 3071) == 0 && node_at(&both, 3072) == -1);
 	assert(node_at(&both, 4096) == 0 && node_at(&both, 4096 + 428) == 1);
-	assert(tier_gpa(&both, &tiers[0]) == 0 && tier_gpa(&both, &tiers[1]) == (4096ull + 428) << 20);
+	assert(node_gpa(&both, 0) == 0 && node_gpa(&both, 1) == (4096ull + 428) << 20);
+	assert(node_gpa(&both, 2) == UINT64_MAX);
+}
+
+/* Any number of nodes, with and without RAM and devices: each address is of one node, in both ways. */
+static void test_layouts_of_many_nodes(void)
+{
+	const struct sizes many[] = {
+		{ .node_count = 4, .node = { { 384u << 20 }, { 384u << 20 }, { 256u << 20 }, { 256u << 20 } } },
+		/* CPUs alone in front, and a node that is plugged in at the end. */
+		{ .node_count = 4, .node = { { 0 }, { 300u << 20 }, { 1000u << 20 }, { 0, 256u << 20 } } },
+		{ .node_count = 3, .node = { { 2048ull << 20 }, { 2048ull << 20 }, { 1024u << 20, 128u << 20 } } },
+	};
+
+	for (size_t n = 0; n < sizeof(many) / sizeof(many[0]); n++) {
+		struct layout gpa = layout_of(&many[n], AS_GPA), block = layout_of(&many[n], AS_BLOCK);
+		uint64_t bytes[NODES_MAX] = { 0 };
+
+		assert(gpa.range_count == block.range_count);
+		for (unsigned int i = 0; i < gpa.range_count; i++) {
+			const struct range *range = &gpa.ranges[i], *other = &block.ranges[i];
+
+			assert(range_at(&gpa, range->start) == range && range_at(&gpa, range->end - 1) == range);
+			assert(range_at(&block, other->start) == other);
+			assert(range_at(&block, other->end - 1) == other);
+			assert(range->node == other->node && range->gpa == other->gpa);
+			bytes[range->node] += range->end - range->start;
+		}
+		for (unsigned int node = 0; node < many[n].node_count; node++)
+			assert(bytes[node] == many[n].node[node].ram + many[n].node[node].plug);
+	}
+	/* 4 GiB + the 300 MiB before the last RAM, in whole 128 MiB. */
+	struct layout late = layout_of(&many[1], AS_GPA);
+	assert(node_gpa(&late, 0) == UINT64_MAX && node_gpa(&late, 3) == (4096ull + 384) << 20);
 }
 
 static void test_ring(void)
@@ -277,8 +312,7 @@ static int install(const qemu_info_t *info, const char *shm, const char *last)
 	char shm_argument[4096];
 	char last_argument[64];
 	char *argv[] = {
-		shm_argument, "fast_mib=300", "slow_mib=1000", "plug_mib=0", "fast_ns=80", "slow_ns=250",
-		"fast_gbps=100", "slow_gbps=20", last_argument,
+		shm_argument, "node=300:0:80:100:140:50", "node=1000:0:250:20:310:10", last_argument,
 	};
 
 	snprintf(shm_argument, sizeof(shm_argument), "shm=%s", shm);
@@ -290,7 +324,7 @@ static void test_refusals(const char *shm)
 {
 	const qemu_info_t good = {
 		.target_name = "x86_64", .system_emulation = true,
-		.system = { .smp_vcpus = 1, .max_vcpus = 16 },
+		.system = { .smp_vcpus = 2, .max_vcpus = 16 },
 	};
 	qemu_info_t info = good;
 
@@ -299,17 +333,23 @@ static void test_refusals(const char *shm)
 	info = good;
 	info.system.max_vcpus = 17;
 	assert(install(&info, shm, "dilation=8"));
+	info = good;
+	info.system.smp_vcpus = 3;
+	assert(install(&info, shm, "dilation=8"));
 
 	const char *const bad[] = { "dilation=0", "dilation=-1", "dilation=8x", "dilation=", "dilation",
-				    "dilation= 8", "dilation=1001", "nonsense=1", "hidden_ns=8", "fast_ns=900" };
+				    "dilation= 8", "dilation=1001", "nonsense=1", "nodes=8", "node=", "node=1",
+				    "node=1:0", "node=1:0:80:100", "node=1:0:80:100:140", "node=1:0:80:100:140:50:",
+				    "node=1:0:80:100:140:0", "node=1:0:80:100:140:x", "node=1:0:80:100:140:50:9:9" };
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
 		assert(install(&good, shm, bad[i]));
 	assert(install(&good, "/nowhere/at/all", "dilation=8"));
 	assert(!translate);
 	assert(!install(&good, shm, "dilation=8"));
 	assert(translate && resume);
-	assert(control->magic == DEMETER_MAGIC && control->vcpus == 1 && !control->armed);
-	assert(control->slow_gpa == (uint64_t)FAST_MIB << 20);
+	assert(control->magic == DEMETER_MAGIC && control->vcpus == 2 && !control->armed);
+	assert(control->node_gpa[0] == 0 && control->node_gpa[1] == (uint64_t)FAST_MIB << 20);
+	assert(control->node_gpa[2] == UINT64_MAX);
 }
 
 /* The guest shows a page of `node` at `gpa_mib`; the stub emulator reports the chosen address. */
@@ -445,6 +485,26 @@ static void test_delay(void)
 	control->armed = 0;
 }
 
+/* Each vCPU pays what its socket's way to the node costs. Needs what test_answers found out. */
+static void test_sockets(void)
+{
+	const struct ring_writer *ring = &vcpus[1].ring;
+
+	control->period = 1;
+	control->threshold_ns = 0;
+	reported_address = 4096;
+	on_access(1, 0, 0x7e4000000000, (void *)0x401000);
+	assert(ring->head == 1 && ring->records[0].latency_ns == 140 && ring->records[0].vcpu == 1);
+	reported_address = 2 * (uint64_t)FAST_MIB << 20;
+	on_access(1, 0, 0x7e4000001000, (void *)0x401000);
+	assert(ring->head == 2 && ring->records[1].latency_ns == 310);
+	control->period = 0;
+	for (unsigned int node = 0; node < 2; node++) {
+		assert(paths[1][node].random.delay > paths[0][node].random.delay);
+		assert(paths[1][node].predicted.delay > paths[0][node].predicted.delay);
+	}
+}
+
 /* Needs what test_answers found out. */
 static void test_lag(void)
 {
@@ -482,11 +542,13 @@ int main(int argc, char **argv)
 	test_streams();
 	test_layout_as_block();
 	test_layouts_agree();
+	test_layouts_of_many_nodes();
 	test_ring();
 	test_refusals(argv[1]);
 	test_answers();
 	test_samples();
 	test_delay();
+	test_sockets();
 	test_lag();
 	test_what_fits_no_layout();
 	return 0;

@@ -19,6 +19,7 @@
 #define DEMETER_RECORD_BYTES 32u
 #define DEMETER_RING_RECORDS 4096u /* per vCPU; a power of two */
 #define DEMETER_MAX_VCPUS 16u
+#define DEMETER_MAX_NODES 64u
 #define DEMETER_RING_BYTES (DEMETER_RING_HEADER_BYTES + DEMETER_RING_RECORDS * DEMETER_RECORD_BYTES)
 #define DEMETER_SHARED_BYTES 4194304u /* all of it: a power of two, as a PCI BAR must be */
 
@@ -47,7 +48,8 @@ struct demeter_control {
 				    tier can be told */
 	uint32_t reserved;
 	uint64_t page_reported;  /* what the emulator reported for that page */
-	uint64_t slow_gpa;       /* where node 1 begins, if the plugin was told the right sizes */
+	/* Where each node begins by the sizes that the plugin was given; all bits set: no memory. */
+	uint64_t node_gpa[DEMETER_MAX_NODES];
 };
 
 /* Ring i: offset CONTROL_BYTES + i * RING_BYTES: this header, then the records. */

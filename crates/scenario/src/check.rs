@@ -12,9 +12,9 @@ use crate::{Error, Lab, Machine, MachinePlace, Place, Scenario, Sim, System, Tie
 const DURATION_MAX_S: u64 = 3600;
 /// Longest soak, seconds: a week. A soak keeps no points in time.
 const SOAK_MAX_S: u64 = 7 * 24 * 3600;
-/// Largest tier, MiB (16 TiB); sums of sizes cannot overflow.
-const TIER_MAX_MIB: u64 = 1 << 24;
-/// Largest factor for memory delays.
+/// Largest tier, MiB (16 TiB): keeps every sum of sizes far from overflow.
+pub(crate) const TIER_MAX_MIB: u64 = 1 << 24;
+/// Largest stretch of memory delays.
 const DILATION_MAX: u64 = 1000;
 /// Maximum number of VMs on the simulator, and of those that share cores: a translation has six bits for the VM's
 /// number.
@@ -24,12 +24,12 @@ const VMS_MAX_ON_SHARED_CORES: u32 = 64;
 const CORES_MAX: u32 = 1024;
 /// Largest scale of the simulator: a page of 2 MiB.
 const SCALE_BITS_MAX: u32 = 9;
-/// Most address space that the simulated program reserves around a mapping, MiB (256 GiB).
-const RESERVE_MAX_MIB: u64 = 256 << 10;
-/// Highest latency of a tier, nanoseconds.
-const LATENCY_MAX_NS: u64 = 1_000_000;
-/// Highest bandwidth of a tier, GB/s.
-const BANDWIDTH_MAX_GBPS: u64 = 10_000;
+/// Most address space that a program reserves around a mapping, MiB (256 GiB).
+pub(crate) const RESERVE_MAX_MIB: u64 = 256 << 10;
+/// Longest latency of a tier, nanoseconds.
+pub(crate) const LATENCY_MAX_NS: u64 = 1_000_000;
+/// Most bandwidth of a tier, GB/s.
+pub(crate) const BANDWIDTH_MAX_GBPS: u64 = 10_000;
 
 impl Scenario {
     /// Checks values beyond their types.
@@ -63,8 +63,9 @@ impl Scenario {
         self.check_place()?;
         self.check_settings()?;
         self.check_vcpus()?;
-        check_machine(&self.machine)?;
+        self.check_machine()?;
         self.workload.check(self.duration_s)?;
+        self.check_named_nodes()?;
         self.check_oracle()?;
         self.check_fit()?;
         check_lab(&self.lab)?;
@@ -129,6 +130,32 @@ impl Scenario {
         })
     }
 
+    /// Refuses a workload that names a node that the machine lacks, or that has no memory.
+    fn check_named_nodes(&self) -> Result<(), String> {
+        let Workload::Gups(gups) = &self.workload else {
+            return Ok(());
+        };
+        let nodes = self.machine.nodes();
+        for (key, named) in [
+            ("bind", &gups.bind),
+            ("interleave", &gups.interleave),
+            ("cpuset", &gups.cpuset),
+        ] {
+            let has_memory = |n: &u32| {
+                nodes
+                    .get(*n as usize)
+                    .is_some_and(|node| node.usable_mib > 0)
+            };
+            if let Some(node) = named.iter().find(|node| !has_memory(node)) {
+                return Err(format!(
+                    "workload.{key}: the machine has no node {node} with memory: name one of its {} nodes from 0 on",
+                    nodes.len()
+                ));
+            }
+        }
+        Ok(())
+    }
+
     fn check_oracle(&self) -> Result<(), String> {
         let is_blind = !self.workload.tells_hot_set() && self.systems.contains(&System::Oracle);
         refuse_if(is_blind, || {
@@ -138,14 +165,32 @@ impl Scenario {
     }
 
     fn check_fit(&self) -> Result<(), String> {
-        let room = self.machine.fast.usable_mib + self.machine.slow.usable_mib;
+        let room = self.machine.room_mib();
         let need = self.footprint_mib();
+        let (memory, key) = match self.machine.node.is_empty() {
+            true => ("both tiers", "machine.slow.usable_mib"),
+            false => ("the lasting nodes", "machine.node.usable_mib"),
+        };
         refuse_if(need > room, || {
             format!(
-                "the workload touches {need} MiB but both tiers hold {room} MiB: raise \
-                 machine.slow.usable_mib or shrink the workload"
+                "the workload touches {need} MiB but {memory} hold {room} MiB: raise {key} or shrink \
+                 the workload"
             )
         })
+    }
+
+    fn check_machine(&self) -> Result<(), String> {
+        let machine = &self.machine;
+        if machine.node.is_empty() {
+            return check_tiers(machine);
+        }
+        refuse_if(machine.place == MachinePlace::Host, || {
+            "machine.node: a host has a fast and a slow tier: remove place = \"host\"".into()
+        })?;
+        refuse_if(self.provision.is_some(), || {
+            "machine.node: memory of such a machine is not provisioned: remove [provision]".into()
+        })?;
+        machine.check_nodes(self.duration_s)
     }
 }
 
@@ -165,8 +210,13 @@ pub(crate) fn unique<T: PartialEq + Display>(key: &str, list: &[T]) -> Result<()
     Ok(())
 }
 
-fn check_machine(machine: &Machine) -> Result<(), String> {
+fn check_tiers(machine: &Machine) -> Result<(), String> {
     let Machine { fast, slow, .. } = machine;
+    for (key, tier) in [("fast", fast), ("slow", slow)] {
+        refuse_if(*tier == Tier::default(), || {
+            format!("machine.{key} is missing: give both tiers, or the nodes ([[machine.node]])")
+        })?;
+    }
     check_tier("fast", fast)?;
     check_tier("slow", slow)?;
     refuse_if(slow.bandwidth_gbps > fast.bandwidth_gbps, || {
@@ -264,6 +314,8 @@ mod tests {
                 thp: Thp::Always,
                 fast: tier(200, 80),
                 slow: tier(900, 250),
+                hmat: true,
+                node: vec![],
             },
             workload: Workload::Gups(gups()),
             provision: None,
@@ -288,6 +340,12 @@ mod tests {
             in_flight: 1,
             scattered: false,
             compute_ns: 0,
+            copies: 1,
+            bind: vec![],
+            interleave: vec![],
+            cpuset: vec![],
+            shared_by: 1,
+            reserve_mib: 0,
         }
     }
 

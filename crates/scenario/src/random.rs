@@ -126,6 +126,8 @@ impl Draw {
             },
             fast: tier(fast_mib as u64, self.whole(70..=120), fast_gbps),
             slow: tier(size_mib, self.whole(140..=400), self.whole(20..=60)),
+            hmat: true,
+            node: vec![],
         }
     }
 
@@ -207,6 +209,12 @@ impl Draw {
             in_flight: 1,
             scattered,
             compute_ns,
+            copies: 1,
+            bind: vec![],
+            interleave: vec![],
+            cpuset: vec![],
+            shared_by: 1,
+            reserve_mib: 0,
         })
     }
 

@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use demeter_policy::Tuning;
 use serde::{Deserialize, Serialize};
 
-use crate::{DirtyLogging, Place, Provision, Published, Settings, System, Translation, Workload};
+use crate::{
+    DirtyLogging, MachineNode, Place, Provision, Published, Settings, System, Translation, Workload,
+};
 
 /// A scenario: one workload on one machine under several systems.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -67,10 +69,26 @@ pub struct Machine {
     /// Transparent huge pages in the guest.
     #[serde(default)]
     pub thp: Thp,
-    /// The fast tier (node 0).
+    /// The fast tier (node 0). Both tiers are given, or `node` is.
+    #[serde(default, skip_serializing_if = "Tier::is_left_out")]
     pub fast: Tier,
     /// The slow tier (node 1).
+    #[serde(default, skip_serializing_if = "Tier::is_left_out")]
     pub slow: Tier,
+    /// Whether the firmware tells latency and bandwidth of nodes (ACPI HMAT). Lab only.
+    #[serde(default = "yes", skip_serializing_if = "is_true")]
+    pub hmat: bool,
+    /// The nodes of a machine that has others than these two, in the order of their numbers. Lab only.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub node: Vec<MachineNode>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn is_true(value: &bool) -> bool {
+    *value
 }
 
 /// The machine's role: the workload's VM, or its host. Only the lab has hosts.
@@ -116,7 +134,7 @@ pub enum Thp {
 }
 
 /// One memory tier.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tier {
     /// Memory available to programs after boot, MiB, in addition to the kernel's own memory.
@@ -125,6 +143,12 @@ pub struct Tier {
     pub latency_ns: u64,
     /// Bandwidth, GB/s (10^9 bytes).
     pub bandwidth_gbps: u64,
+}
+
+impl Tier {
+    fn is_left_out(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// How the lab emulates the machine.

@@ -112,12 +112,32 @@ provision.resize_cycle = { fast_mib = 10, from_s = 200, every_s = 100 } -> grows
 provision.resize_cycle = { fast_mib = 0, from_s = 1, every_s = 1 } -> provision.resize_cycle.fast_mib = 0: must be at least 1
 "#;
 
+/// The same over `topo-two-sockets.toml`.
+const NODES: &str = r#"
+machine.vcpus = 3 -> machine.vcpus = 3: must be a multiple of the 2 sockets of machine.node
+machine.fast = { usable_mib = 1, latency_ns = 1, bandwidth_gbps = 1 } -> machine.fast: the nodes ([[machine.node]]) say what memory there is
+machine.node = [] -> machine.fast is missing: give both tiers, or the nodes
+machine.place = "host" -> machine.node: a host has a fast and a slow tier
+provision = { provisioners = ["virtio-mem"], policies = ["static"] } -> machine.node: memory of such a machine is not provisioned
+workload.size_mib = 400 -> the workload touches 800 MiB but the lasting nodes hold 640 MiB: raise machine.node.usable_mib
+workload.copies = 17 -> workload.copies = 17: must be 1 to 16
+workload.bind = [4] -> workload.bind: the machine has no node 4 with memory: name one of its 4 nodes from 0 on
+workload.bind = [0] & workload.interleave = [0, 2] -> workload.bind and workload.interleave exclude each other
+workload.cpuset = [9] -> workload.cpuset: the machine has no node 9
+workload.shared_by = 0 -> workload.shared_by = 0: must be 1 to 64
+workload.reserve_mib = 300_000 -> workload.reserve_mib = 300000: must be 0 to 262144
+"#;
+
 #[test]
 fn each_refusal_names_the_key_and_the_hint() {
     let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios");
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("bad.toml");
-    for (below, rows) in [("ci.toml", GUPS), ("rebalance.toml", REBALANCE)] {
+    for (below, rows) in [
+        ("ci.toml", GUPS),
+        ("rebalance.toml", REBALANCE),
+        ("topo-two-sockets.toml", NODES),
+    ] {
         let below = shipped.join(below);
         for (text, says) in rows
             .trim()

@@ -41,6 +41,12 @@ fn kinds() -> Vec<(&'static str, Kind)> {
         in_flight: 1,
         scattered: false,
         compute_ns: 0,
+        copies: 1,
+        bind: vec![],
+        interleave: vec![],
+        cpuset: vec![],
+        shared_by: 1,
+        reserve_mib: 0,
     };
     let memlat = Memlat {
         size_mib: SIZE_MIB,

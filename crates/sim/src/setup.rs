@@ -88,6 +88,19 @@ pub(crate) struct Setup {
 impl Setup {
     /// The machine of a scenario.
     pub(crate) fn new(scenario: &Scenario) -> Result<Self, SimError> {
+        if !scenario.machine.node.is_empty() {
+            return Err(SimError::NoModelOf(
+                "other nodes than a fast and a slow one ([[machine.node]])",
+            ));
+        }
+        if !scenario.machine.hmat {
+            return Err(SimError::NoModelOf(
+                "firmware without HMAT (machine.hmat = false)",
+            ));
+        }
+        if let Some(key) = scenario.workload.lab_only() {
+            return Err(SimError::NoModelOf(key));
+        }
         provision::check(scenario)?;
         let machine = &scenario.machine;
         let dilation = scenario.lab.dilation;

@@ -37,6 +37,9 @@ pub fn refuse_what_is_not_for_here(scenario: &Scenario) -> Result<(), Error> {
     if !scenario.vary.is_empty() {
         return refuse("cases ([[vary]])", "sim");
     }
+    if !scenario.machine.node.is_empty() {
+        return refuse("a machine of other nodes ([[machine.node]])", "lab");
+    }
     if scenario.provision.is_some() {
         return refuse("VMs whose memory is resized ([provision])", "lab");
     }
@@ -48,6 +51,9 @@ pub fn refuse_what_is_not_for_here(scenario: &Scenario) -> Result<(), Error> {
     }
     if !scenario.workload.is_real() {
         return refuse(scenario.workload.kind(), "sim");
+    }
+    if let Some(key) = scenario.workload.lab_only() {
+        return refuse(key, "lab");
     }
     if let Some(key) = scenario.workload.simulated_only() {
         return refuse(key, "sim");

@@ -5,7 +5,7 @@
 //! restored, ballast is freed, and all processes are gone. Only SIGKILL leaves the current settings in place.
 
 mod ballast;
-mod cpus;
+pub(crate) mod cpus;
 mod machine;
 mod settings;
 #[cfg(test)]
@@ -30,7 +30,7 @@ use crate::inside::job::{booted, fill, watch};
 use crate::inside::rivals::{self, Rival};
 use crate::inside::testbed::{Limits, Testbed};
 use crate::inside::workload::Workload;
-use crate::inside::zones::node_free_mib;
+use crate::inside::zones::nodes_free_mib;
 use crate::inside::{Fault, kernel};
 use crate::link::{Job, Level, VmMessage};
 use crate::vm::{Finder, Lab, in_place};
@@ -130,8 +130,12 @@ impl<'a> Here<'a> {
             scenario.duration_s + scenario.workload.start_limit_s() + scenario.lab.timeout_s;
         Testbed {
             root: self.root.clone(),
-            fast: self.machine.fast,
-            slow: self.machine.slow,
+            tiers: Pair {
+                fast: self.machine.fast,
+                slow: self.machine.slow,
+            }
+            .into(),
+            plugs: vec![],
             programs: self.lab.programs.clone(),
             agent_config: folder.join("agent.toml"),
             agent_has_targets: false,
@@ -152,13 +156,7 @@ impl<'a> Here<'a> {
         let folder = bed.agent_config.parent().unwrap_or(Path::new("/"));
         let config = Config {
             tracker,
-            tiers: Some(
-                Pair {
-                    fast: bed.fast,
-                    slow: bed.slow,
-                }
-                .into(),
-            ),
+            tiers: Some(bed.tiers.clone()),
             balloon: BalloonMode::Off,
             socket: bed.agent_socket.clone(),
             record: self.lab.keep_logs.is_some().then(|| folder.join(RECORDING)),
@@ -216,8 +214,8 @@ fn course(
 
 fn sized(bed: &Testbed<'_>) -> Result<VmMessage, Fault> {
     Ok(VmMessage::Sized {
-        fast_free_mib: node_free_mib(&bed.root, bed.fast.0)?,
-        slow_free_mib: node_free_mib(&bed.root, bed.slow.0)?,
+        fast_free_mib: nodes_free_mib(&bed.root, bed.tiers.fastest().to_vec())?,
+        slow_free_mib: nodes_free_mib(&bed.root, bed.tiers.slower())?,
     })
 }
 

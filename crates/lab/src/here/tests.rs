@@ -4,8 +4,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use demeter_policy::NodeId;
-
 use super::*;
 
 /// A folder with a fake gups.
@@ -40,8 +38,8 @@ impl Fake {
     fn measure(&self, limits: Limits<'_>) -> (Result<(), Fault>, Vec<VmMessage>) {
         let bed = Testbed {
             root: "/".into(),
-            fast: NodeId(0),
-            slow: NodeId(1),
+            tiers: Testbed::vm().tiers,
+            plugs: vec![],
             programs: self.folder.path().into(),
             agent_config: "/nowhere".into(),
             agent_has_targets: false,

@@ -34,8 +34,8 @@ pub mod field {
     pub const FITTING: usize = 56;
     /// 64 bits: the address that the emulator reported for the page.
     pub const PAGE_REPORTED: usize = 64;
-    /// 64 bits: the start of node 1, as the plugin knows it.
-    pub const SLOW_GPA: usize = 72;
+    /// 64 bits for each node: where the plugin takes it to begin.
+    pub const NODE_GPA: usize = 72;
 }
 
 /// The mapped control page.
@@ -194,7 +194,9 @@ pub mod tests {
             };
             // Alignment follows the C compiler's rules.
             at = usize::next_multiple_of(at, bytes);
-            offsets.insert(words.next().unwrap().trim_end_matches(';'), at);
+            let name = words.next().unwrap().trim_end_matches(';');
+            // A list is the last field.
+            offsets.insert(name.split('[').next().unwrap(), at);
             at += bytes;
         }
         for (name, offset) in [
@@ -208,7 +210,7 @@ pub mod tests {
             ("answered", field::ANSWERED),
             ("fitting", field::FITTING),
             ("page_reported", field::PAGE_REPORTED),
-            ("slow_gpa", field::SLOW_GPA),
+            ("node_gpa", field::NODE_GPA),
         ] {
             assert_eq!(offsets.get(name), Some(&offset), "{name}");
         }

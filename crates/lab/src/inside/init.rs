@@ -51,7 +51,7 @@ fn run() -> Result<(), Fault> {
     let mut link = Link::open(root, patience)?;
     let done = read_job().and_then(|job| {
         if !job.level.is_guest() {
-            layout::agree(root)?;
+            layout::agree(root, &job.scenario.machine)?;
         }
         job::run(&mut link, &job)
     });

@@ -5,8 +5,8 @@
 
 use std::path::Path;
 
+use demeter_policy::Pid;
 use demeter_policy::provision::ProvisionerKind;
-use demeter_policy::{Pid, VirtRange};
 
 use super::agent::{self, AgentProcess};
 use super::counters::Counters;
@@ -18,12 +18,13 @@ use super::loopback;
 use super::modules;
 use super::nested::{self, Balloons};
 use super::observer::Observer;
+use super::plugged;
 use super::rivals::{self, Rival};
 use super::rounds;
 use super::testbed::Testbed;
 use super::ticker::Ticker;
-use super::workload::{Next, Workload};
-use super::zones::node_free_mib;
+use super::workload::{HotSet, Next, Workload};
+use super::zones::nodes_free_mib;
 use crate::link::{Interval, Job, Level, Totals, VmMessage};
 
 /// Runs the job and reports over the link.
@@ -33,11 +34,12 @@ pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
     }
     let bed = Testbed {
         agent_has_targets: job.scenario.workload.has_cgroups(),
-        ..Testbed::vm()
+        ..Testbed::vm_of(&job.scenario.machine)?
     };
     let root = &bed.root;
     kernel::prepare(root, job.scenario.machine.thp)?;
     modules::load_all(root)?;
+    plugged::hold_back(root, &bed.plugs)?;
     let has_driver = job.provisioner == Some(ProvisionerKind::DemeterBalloon);
     let mut relay = has_driver
         .then(|| AgentProcess::start_relay(&bed))
@@ -48,8 +50,8 @@ pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
     if job.provisioner.is_some() {
         link.wait_for_go()?;
         link.send(&VmMessage::Sized {
-            fast_free_mib: node_free_mib(root, 0)?,
-            slow_free_mib: node_free_mib(root, 1)?,
+            fast_free_mib: nodes_free_mib(root, bed.tiers.fastest().to_vec())?,
+            slow_free_mib: nodes_free_mib(root, bed.tiers.slower())?,
         })?;
     }
     if let Some(relay) = &mut relay {
@@ -128,8 +130,9 @@ fn course(
     Ok(())
 }
 
-/// Waits until the workload has populated its memory; these accesses do not count. Returns its hot set, if known.
-pub fn fill(bed: &Testbed<'_>, workload: &mut Workload<'_>) -> Result<Option<VirtRange>, Fault> {
+/// Waits until the workload has filled its memory, whose accesses then do not count. Returns its hot
+/// sets where they are known.
+pub fn fill(bed: &Testbed<'_>, workload: &mut Workload<'_>) -> Result<Option<Vec<HotSet>>, Fault> {
     let hot = workload.fill()?;
     for pid in workload.pids() {
         kernel::forget_accesses(&bed.root, pid)?;
@@ -142,13 +145,18 @@ pub fn fill(bed: &Testbed<'_>, workload: &mut Workload<'_>) -> Result<Option<Vir
 pub fn watch(
     bed: &Testbed<'_>,
     workload: &mut Workload<'_>,
-    hot: Option<VirtRange>,
+    hot: Option<Vec<HotSet>>,
     mut rival: Box<dyn Rival>,
     say: &mut dyn FnMut(VmMessage) -> Result<(), Fault>,
 ) -> Result<(), Fault> {
     let root = &bed.root;
-    let watched = |target, hot| Observer::new(target, hot, bed.fast);
-    let mut observer = hot.map(|hot| watched(workload.target(), hot));
+    let watched = |hot: Vec<HotSet>| -> Vec<Observer> {
+        let fast = bed.tiers.fastest();
+        let all = hot.into_iter();
+        all.map(|(pid, hot)| Observer::new(pid, hot, fast))
+            .collect()
+    };
+    let mut observers = hot.map(watched);
     let mut counters = Counters::new(root);
     counters.follow(Pid(std::process::id()), "observer");
     counters.follow_workload(&workload.pids());
@@ -160,16 +168,20 @@ pub fn watch(
     }
     counters.follow_kernel_threads()?;
     say(VmMessage::Start {
-        hot_in_fast: hot_in_fast(&mut observer)?,
+        hot_in_fast: hot_in_fast(&mut observers)?,
         totals: before,
     })?;
     workload.go()?;
     let mut first = true;
+    let mut plugs = bed.plugs.iter().peekable();
     let (t_s, speed) = loop {
         let next = workload.next()?;
         rival.check()?;
         match next {
             Next::Interval(t_s, speed) => {
+                while let Some(plug) = plugs.next_if(|plug| plug.at_s as f64 <= t_s) {
+                    plug.apply(&bed.root)?;
+                }
                 if std::mem::take(&mut first) {
                     // An agent's kdamond starts some time after the agent.
                     counters.follow_kernel_threads()?;
@@ -179,13 +191,13 @@ pub fn watch(
                     t_s,
                     rate: speed.rate,
                     programs: speed.programs,
-                    hot_in_fast: hot_in_fast(&mut observer)?,
+                    hot_in_fast: hot_in_fast(&mut observers)?,
                     totals: read_totals(&counters, rival.as_mut())?,
                 }))?;
             }
             Next::Shift(t_s, hot) => {
-                // If the first hot set's placement is not visible, that of the next is not either.
-                observer = observer.map(|_| watched(workload.target(), hot));
+                // Where nobody can see where the first hot set lies, nobody sees the next one.
+                observers = observers.map(|_| watched(hot));
                 say(VmMessage::Shift { t_s })?;
             }
             Next::Done(t_s, speed) => break (t_s, speed),
@@ -201,8 +213,15 @@ pub fn watch(
     })
 }
 
-fn hot_in_fast(observer: &mut Option<Observer>) -> Result<Option<f64>, Fault> {
-    observer.as_mut().map(Observer::in_fast).transpose()
+/// Share of the hot sets in fast memory, all alike.
+fn hot_in_fast(observers: &mut Option<Vec<Observer>>) -> Result<Option<f64>, Fault> {
+    let Some(observers) = observers else {
+        return Ok(None);
+    };
+    let count = observers.len() as f64;
+    let shares = observers.iter_mut().map(Observer::in_fast);
+    let sum: f64 = shares.sum::<Result<_, _>>()?;
+    Ok(Some(sum / count))
 }
 
 pub(super) fn read_totals(counters: &Counters, rival: &mut dyn Rival) -> Result<Totals, Fault> {
@@ -217,8 +236,8 @@ pub(super) fn read_totals(counters: &Counters, rival: &mut dyn Rival) -> Result<
 pub fn booted(bed: &Testbed<'_>) -> Result<VmMessage, Fault> {
     Ok(VmMessage::Booted {
         kernel: kernel_release(&bed.root)?,
-        fast_free_mib: node_free_mib(&bed.root, bed.fast.0)?,
-        slow_free_mib: node_free_mib(&bed.root, bed.slow.0)?,
+        fast_free_mib: nodes_free_mib(&bed.root, bed.tiers.fastest().to_vec())?,
+        slow_free_mib: nodes_free_mib(&bed.root, bed.tiers.slower())?,
     })
 }
 

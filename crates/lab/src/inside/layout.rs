@@ -1,10 +1,10 @@
 //! Agreement with the emulator's plugin on the memory layout.
 //!
-//! Problem: the plugin must derive the node of an access from the address that the emulator reports, and emulators
-//! report addresses in several formats. Approach: right after boot, the VM shows the plugin some pages of each node
-//! with the physical addresses that the kernel reports. The plugin selects the format that matches all of them. As
-//! pages may lie anywhere, the border between the nodes is also compared. On any mismatch the VM stops, since its
-//! measurements would be meaningless.
+//! Problem: the plugin must tell from what the emulator reports of an access in which node it fell,
+//! and emulators report that in several ways. Approach: as soon as the VM is up, some pages of each
+//! node, whose physical addresses the kernel tells, are shown to the plugin, which keeps the way
+//! that fits them all. Pages lie anywhere, so that where each node begins is compared by
+//! itself. Where anything differs, nothing that the VM measured could be trusted, and it ends.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -12,34 +12,35 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use demeter_policy::{GuestPhysAddr, GuestVirtAddr, PAGE_SIZE};
+use demeter_scenario::Machine;
 
 use super::control_page::{ControlPage, field};
 use super::fault::Fault;
 use super::zones::node_range;
 use crate::workload::region::Region;
 
-/// The fast tier and the slow one.
-const NODES: u32 = 2;
-
-/// Number of pages shown per node.
+/// How many pages of each node are shown.
 const PAGES: u64 = 16;
 
-/// Shows pages to the plugin; fails if the plugin's addresses differ from the kernel's.
-pub fn agree(root: &Path) -> Result<(), Fault> {
+/// Shows pages of the machine's nodes to the plugin; fails when it does not find them where the kernel says they are.
+pub fn agree(root: &Path, machine: &Machine) -> Result<(), Fault> {
     let page = ControlPage::map(root)?;
     // It is still set if the VM was reset during a run.
     page.write(field::ARMED, 0);
     page.write(field::PERIOD, 0);
     let pagemap_path = root.join("proc/self/pagemap");
     let pagemap = File::open(&pagemap_path).map_err(Fault::io("open", &pagemap_path))?;
-    let (slow_start, plugins) = (node_range(root, 1)?.0, page.read_u64(field::SLOW_GPA));
-    if slow_start != plugins {
-        return Err(Fault::Tiers(format!(
-            "node 1 begins at {slow_start:#x}, not at {plugins:#x} as it was told"
-        )));
-    }
-    for node in 0..NODES {
+    let nodes = machine.nodes();
+    let with_memory = (0u32..).zip(&nodes).filter(|(_, node)| node.usable_mib > 0);
+    for (place, (node, _)) in with_memory.enumerate() {
         let (start, end) = node_range(root, node)?;
+        let plugins = page.read_u64(field::NODE_GPA + 8 * node as usize);
+        // The kernel keeps the first page of all for the firmware.
+        if place > 0 && start != plugins {
+            return Err(Fault::Tiers(format!(
+                "node {node} begins at {start:#x}, not at {plugins:#x} as it was told"
+            )));
+        }
         let bytes = 0..PAGES * PAGE_SIZE;
         let region = Region::map(bytes.end).map_err(|e| Fault::Tiers(e.to_string()))?;
         region

@@ -15,19 +15,19 @@ const SAMPLES_MAX: u64 = 1600;
 #[derive(Debug)]
 pub struct Observer {
     pid: Pid,
-    fast: NodeId,
+    fast: Vec<NodeId>,
     kernel: LivePages,
     pages: Vec<GuestVirtAddr>,
     states: Vec<PageState>,
 }
 
 impl Observer {
-    /// Observes `range` of process `pid`; `fast` is the node of the fast tier.
-    pub fn new(pid: Pid, range: VirtRange, fast: NodeId) -> Self {
+    /// Watches `range` of process `pid`; `fast` are the nodes of the fastest tier.
+    pub fn new(pid: Pid, range: VirtRange, fast: &[NodeId]) -> Self {
         let pages: Vec<_> = sampled_pages(range).map(GuestVirtAddr).collect();
         Self {
             pid,
-            fast,
+            fast: fast.to_vec(),
             kernel: LivePages::default(),
             states: Vec::with_capacity(pages.len()),
             pages,
@@ -42,7 +42,8 @@ impl Observer {
             what: format!("see where memory of process {} lies", self.pid),
             source: io::Error::other(error),
         })?;
-        let in_fast = |state: &&PageState| **state == PageState::On(self.fast);
+        let in_fast =
+            |state: &&PageState| matches!(state, PageState::On(node) if self.fast.contains(node));
         let fast = self.states.iter().filter(in_fast).count();
         Ok(fast as f64 / self.pages.len() as f64)
     }
@@ -86,7 +87,7 @@ mod tests {
         let mut observer = Observer::new(
             Pid(std::process::id()),
             range(touched.as_ptr() as u64, touched.len() as u64 - PAGE_SIZE),
-            NodeId(0),
+            &[NodeId(0)],
         );
         // A machine with several nodes may run this test on any of them.
         match observer.in_fast() {
@@ -94,7 +95,8 @@ mod tests {
             Err(fault) => assert!(fault.to_string().contains("lies")),
         }
         let never_mapped = range(PAGE_SIZE, PAGE_SIZE);
-        if let Ok(share) = Observer::new(Pid(std::process::id()), never_mapped, NodeId(0)).in_fast()
+        if let Ok(share) =
+            Observer::new(Pid(std::process::id()), never_mapped, &[NodeId(0)]).in_fast()
         {
             assert_eq!(share, 0.0);
         }

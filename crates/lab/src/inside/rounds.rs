@@ -24,7 +24,7 @@ pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
     obey(link.orders()?, Arc::clone(&agent));
     link.send(&job::booted(&bed)?)?;
     loop {
-        let mut workload = OwnProgram::start(&bed, job)?;
+        let mut workload = OwnProgram::start(&bed, job, 0)?;
         let verified = loop {
             match workload.next_event()? {
                 Event::Ready { .. } | Event::Done { .. } => workload.go()?,

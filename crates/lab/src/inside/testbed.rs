@@ -4,9 +4,12 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use demeter_guest::nodes::{Pair, Tiers};
 use demeter_policy::NodeId;
+use demeter_scenario::Machine;
 
 use super::fault::Fault;
+use super::plugged::Plug;
 use crate::link::{AGENT_CONFIG_PATH, AGENT_SOCKET_PATH};
 
 /// Paths, nodes and limits of the machine under test.
@@ -14,11 +17,11 @@ use crate::link::{AGENT_CONFIG_PATH, AGENT_SOCKET_PATH};
 pub struct Testbed<'a> {
     /// The folder that has `/proc` and `/sys`.
     pub root: PathBuf,
-    /// The node of the fast tier.
-    pub fast: NodeId,
-    /// The node of the slow tier.
-    pub slow: NodeId,
-    /// Folder of our own programs, including the agent.
+    /// The nodes of each tier.
+    pub tiers: Tiers,
+    /// How nodes come and go in the timed phase.
+    pub plugs: Vec<Plug>,
+    /// Folder with our own programs, the agent among them.
     pub programs: PathBuf,
     /// The agent's configuration.
     pub agent_config: PathBuf,
@@ -49,8 +52,12 @@ impl Testbed<'_> {
     pub fn vm() -> Self {
         Self {
             root: "/".into(),
-            fast: NodeId(0),
-            slow: NodeId(1),
+            tiers: Pair {
+                fast: NodeId(0),
+                slow: NodeId(1),
+            }
+            .into(),
+            plugs: vec![],
             programs: "/bin".into(),
             agent_config: AGENT_CONFIG_PATH.into(),
             agent_has_targets: false,
@@ -58,6 +65,23 @@ impl Testbed<'_> {
             agent_log: "/run/demeter/agent.log".into(),
             limits: Limits::default(),
         }
+    }
+
+    /// The same with the nodes of this machine.
+    pub fn vm_of(machine: &Machine) -> Result<Self, Fault> {
+        let nodes = machine.nodes();
+        let tier = |tier: u32| -> Vec<NodeId> {
+            let numbered = (0..).map(NodeId).zip(&nodes);
+            let of_tier = numbered.filter(|(_, node)| node.tier == tier && node.usable_mib > 0);
+            of_tier.map(|(id, _)| id).collect()
+        };
+        let count = nodes.iter().map(|node| node.tier).max().unwrap_or(0);
+        let tiers = Tiers::new((1..=count).map(tier).collect());
+        Ok(Self {
+            tiers: tiers.map_err(|error| Fault::Tiers(error.to_string()))?,
+            plugs: Plug::all_of(machine),
+            ..Self::vm()
+        })
     }
 }
 

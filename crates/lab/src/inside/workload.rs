@@ -1,27 +1,34 @@
 //! The workload of a job: one of our own programs, with its arguments, events and orders, or real programs, which have
 //! no protocol.
 
+use std::cmp::Reverse;
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use demeter_policy::{GuestVirtAddr, Pid, VirtRange};
-use demeter_scenario::{System, Workload as Kind};
+use demeter_policy::{GuestVirtAddr, NodeId, Pid, VirtRange};
+use demeter_scenario::{Machine, System, Workload as Kind};
 
 use super::fault::Fault;
 use super::testbed::{Limits, Testbed};
+use crate::here::cpus;
 use crate::link::{Job, LineReader, ProgramFigure, ProgramLog};
+use crate::program::cgroup::{OwnCgroup, join};
 use crate::program::{Bounds, Programs, Step};
 use crate::vm::dies_with_this_thread;
 use crate::workload::{Event, Rate};
 
-/// The processes under management; dropping this ends them.
+/// The cgroup of a copy that may not use all nodes.
+const CPUSET: &str = "/sys/fs/cgroup/bounded";
+
+/// What a system manages the memory of. Its processes are gone when this is dropped.
 #[derive(Debug)]
 pub enum Workload<'a> {
-    /// One of our own programs.
-    Own(OwnProgram<'a>),
+    /// Copies of one of our own programs.
+    Own(Vec<OwnProgram<'a>>),
     /// Real programs.
     Programs(Programs<'a>),
 }
@@ -40,17 +47,22 @@ pub struct Speed {
 pub enum Next {
     /// An interval has ended: seconds into the phase, and the speed.
     Interval(f64, Speed),
-    /// The hot set has moved: seconds into the phase, and its new range.
-    Shift(f64, VirtRange),
-    /// The phase has ended: its length in seconds, and the overall speed.
+    /// The hot sets have moved: seconds into the phase, and where they are now.
+    Shift(f64, Vec<HotSet>),
+    /// The phase is over: its length in seconds, and the speed in all of it.
     Done(f64, Speed),
 }
+
+/// The hot set of a process.
+pub type HotSet = (Pid, VirtRange);
 
 impl<'a> Workload<'a> {
     /// Prepares the job's workload. Only one of our own programs starts here.
     pub fn new(bed: &Testbed<'a>, job: &Job) -> Result<Self, Fault> {
         let Kind::Program(programs) = &job.scenario.workload else {
-            return Ok(Self::Own(OwnProgram::start(bed, job)?));
+            let copies = 0..job.scenario.workload.copies();
+            let started = copies.map(|copy| OwnProgram::start(bed, job, copy));
+            return Ok(Self::Own(started.collect::<Result<_, _>>()?));
         };
         let bounds = Bounds {
             warm_up: Duration::from_secs(programs.warm_up_s),
@@ -61,31 +73,31 @@ impl<'a> Workload<'a> {
             &bed.root,
             &job.launches,
             bounds,
-            bed.fast,
+            bed.tiers.fastest(),
         )?))
     }
 
-    /// Waits until memory is populated. Returns the hot set, if known.
-    pub fn fill(&mut self) -> Result<Option<VirtRange>, Fault> {
+    /// Waits until it has filled its memory. Returns its hot sets where all are known.
+    pub fn fill(&mut self) -> Result<Option<Vec<HotSet>>, Fault> {
         match self {
-            Self::Own(program) => program.fill(),
+            Self::Own(copies) => copies.iter_mut().map(OwnProgram::fill).collect(),
             Self::Programs(programs) => programs.fill().map(|()| None),
         }
     }
 
-    /// The process that is, with its descendants, the workload. Real programs may come and go, so for them it is this
-    /// process, which starts them.
+    /// The process that, with its descendants, is the workload. Programs may come and go, and there may be several: theirs
+    /// is the one that starts them, this one.
     pub fn target(&self) -> Pid {
         match self {
-            Self::Own(program) => program.pid(),
-            Self::Programs(_) => Pid(std::process::id()),
+            Self::Own(copies) if copies.len() == 1 => copies[0].pid(),
+            Self::Own(_) | Self::Programs(_) => Pid(std::process::id()),
         }
     }
 
     /// PIDs of the running processes.
     pub fn pids(&self) -> Vec<Pid> {
         match self {
-            Self::Own(program) => vec![program.pid()],
+            Self::Own(copies) => copies.iter().map(OwnProgram::pid).collect(),
             Self::Programs(programs) => programs.pids(),
         }
     }
@@ -93,7 +105,7 @@ impl<'a> Workload<'a> {
     /// Starts the timed phase.
     pub fn go(&mut self) -> Result<(), Fault> {
         match self {
-            Self::Own(program) => program.go(),
+            Self::Own(copies) => copies.iter_mut().try_for_each(OwnProgram::go),
             Self::Programs(programs) => programs.go(),
         }
     }
@@ -101,7 +113,7 @@ impl<'a> Workload<'a> {
     /// Waits for the next event of the timed phase.
     pub fn next(&mut self) -> Result<Next, Fault> {
         match self {
-            Self::Own(program) => program.next(),
+            Self::Own(copies) => next_of(copies),
             Self::Programs(programs) => Ok(match programs.next_step()? {
                 Step::Interval(t_s, figures) => Next::Interval(t_s, Speed::of(figures)),
                 Step::Done(t_s, figures) => Next::Done(t_s, Speed::of(figures)),
@@ -112,7 +124,14 @@ impl<'a> Workload<'a> {
     /// Lets the workload verify its data, if it can; returns the words checked and the words found wrong.
     pub fn verify(&mut self) -> Result<Option<(u64, u64)>, Fault> {
         match self {
-            Self::Own(program) if program.verifies => program.verify().map(Some),
+            Self::Own(copies) if copies.iter().all(|copy| copy.verifies) => {
+                let mut sum = (0, 0);
+                for copy in copies {
+                    let (words, errors) = copy.verify()?;
+                    sum = (sum.0 + words, sum.1 + errors);
+                }
+                Ok(Some(sum))
+            }
             Self::Own(_) | Self::Programs(_) => Ok(None),
         }
     }
@@ -148,7 +167,51 @@ impl From<Rate> for Speed {
     }
 }
 
-/// A running program of our own; dropping it kills it.
+/// The next event of all copies, which have the same schedule. The first copy's clock counts. Several copies have a figure
+/// each.
+fn next_of(copies: &mut [OwnProgram<'_>]) -> Result<Next, Fault> {
+    let mut events = vec![];
+    for copy in copies.iter_mut() {
+        events.push(copy.next_event()?);
+    }
+    let rate_of = |event: &Event| match event {
+        Event::Interval { rate, .. } | Event::Done { rate, .. } => Ok(*rate),
+        other => Err(out_of_turn(other)),
+    };
+    let speed = || -> Result<Speed, Fault> {
+        let rates: Vec<Rate> = events.iter().map(rate_of).collect::<Result<_, _>>()?;
+        if let [rate] = rates[..] {
+            return Ok(rate.into());
+        }
+        let figure = |(copy, rate): (usize, &Rate)| ProgramFigure {
+            name: format!("copy {copy}"),
+            unit: rate.unit().name().into(),
+            value: Some(rate.value()),
+            is_elapsed: false,
+            fast_bytes: None,
+        };
+        Ok(Speed::of(rates.iter().enumerate().map(figure).collect()))
+    };
+    match &events[0] {
+        Event::Interval { t_s, .. } => Ok(Next::Interval(*t_s, speed()?)),
+        Event::Done { t_s, .. } => Ok(Next::Done(*t_s, speed()?)),
+        Event::Shift { t_s, .. } => {
+            let hot = |(copy, event): (&OwnProgram<'_>, &Event)| match event {
+                Event::Shift {
+                    hot_start,
+                    hot_bytes,
+                    ..
+                } => Ok((copy.pid(), hot_range(*hot_start, *hot_bytes)?)),
+                other => Err(out_of_turn(other)),
+            };
+            let hot = copies.iter().zip(&events).map(hot);
+            Ok(Next::Shift(*t_s, hot.collect::<Result<_, _>>()?))
+        }
+        other => Err(out_of_turn(other)),
+    }
+}
+
+/// One of our own programs that was started and not yet waited for; killed when dropped.
 #[derive(Debug)]
 pub struct OwnProgram<'a> {
     child: Child,
@@ -157,12 +220,16 @@ pub struct OwnProgram<'a> {
     events: LineReader<Patient>,
     limits: Limits<'a>,
     started: Instant,
+    /// Removed when the process has ended.
+    _cgroup: Option<OwnCgroup>,
 }
 
 impl<'a> OwnProgram<'a> {
-    /// Starts the job's workload, which first populates its memory.
-    pub fn start(bed: &Testbed<'a>, job: &Job) -> Result<Self, Fault> {
-        let (program, args) = command_line(bed, job)?;
+    /// Starts a copy of the job's workload, which first fills its memory. Copies run on the sockets in turn.
+    pub fn start(bed: &Testbed<'a>, job: &Job, copy: u32) -> Result<Self, Fault> {
+        let machine = &job.scenario.machine;
+        let socket = copy % machine.sockets();
+        let (program, args) = command_line(bed, job, copy, socket)?;
         let program = bed.programs.join(program);
         let mut command = Command::new(&program);
         command
@@ -172,6 +239,17 @@ impl<'a> OwnProgram<'a> {
             // Ctrl-C must reach the measuring process only, which then ends the workload.
             .process_group(0);
         dies_with_this_thread(&mut command);
+        if machine.sockets() > 1 {
+            let cpus: Vec<u32> = machine.cpus_of(socket).collect();
+            // SAFETY: one system call on memory that was allocated before the fork.
+            unsafe { command.pre_exec(move || cpus::pin(&cpus)) };
+        }
+        let cgroup = cpuset(bed, job, copy)?;
+        if let Some(cgroup) = &cgroup {
+            let procs = cgroup.open()?;
+            // SAFETY: one system call on a file that was opened before the fork.
+            unsafe { command.pre_exec(move || join(&procs)) };
+        }
         let started = Instant::now();
         let mut child = command.spawn().map_err(Fault::io("start", &program))?;
         match (child.stdin.take(), child.stdout.take()) {
@@ -187,6 +265,7 @@ impl<'a> OwnProgram<'a> {
                     }),
                     limits: bed.limits,
                     started,
+                    _cgroup: cgroup,
                 })
             }
             _ => Err(Fault::Workload("has no pipes".into())),
@@ -198,30 +277,17 @@ impl<'a> OwnProgram<'a> {
         Pid(self.child.id())
     }
 
-    /// Waits for the hot set; none if the program has none.
-    fn fill(&mut self) -> Result<Option<VirtRange>, Fault> {
+    /// Returns its hot set, where it has one that it knows.
+    fn fill(&mut self) -> Result<Option<HotSet>, Fault> {
         match self.next_event()? {
             Event::Ready { hot_bytes: 0, .. } => Ok(None),
             Event::Ready {
                 hot_start,
                 hot_bytes,
                 ..
-            } => hot_range(hot_start, hot_bytes).map(Some),
+            } => Ok(Some((self.pid(), hot_range(hot_start, hot_bytes)?))),
             other => Err(out_of_turn(&other)),
         }
-    }
-
-    fn next(&mut self) -> Result<Next, Fault> {
-        Ok(match self.next_event()? {
-            Event::Interval { t_s, rate, .. } => Next::Interval(t_s, rate.into()),
-            Event::Shift {
-                t_s,
-                hot_start,
-                hot_bytes,
-            } => Next::Shift(t_s, hot_range(hot_start, hot_bytes)?),
-            Event::Done { t_s, rate, .. } => Next::Done(t_s, rate.into()),
-            other => return Err(out_of_turn(&other)),
-        })
     }
 
     fn verify(&mut self) -> Result<(u64, u64), Fault> {
@@ -312,14 +378,62 @@ fn hot_range(start: u64, bytes: u64) -> Result<VirtRange, Fault> {
         })
 }
 
-fn command_line(bed: &Testbed<'_>, job: &Job) -> Result<(&'static str, Vec<String>), Fault> {
+/// The cgroup of a copy that may not use all nodes.
+fn cpuset(bed: &Testbed<'_>, job: &Job, copy: u32) -> Result<Option<OwnCgroup>, Fault> {
+    match &job.scenario.workload {
+        Kind::Gups(gups) if copy == 0 && !gups.cpuset.is_empty() => {
+            let fast = bed.tiers.fastest();
+            let cgroup = OwnCgroup::make(&bed.root, Path::new(CPUSET), fast)?;
+            cgroup.allow_nodes(&list(&gups.cpuset))?;
+            Ok(Some(cgroup))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Numbers as the kernel lists them.
+fn list(numbers: &[u32]) -> String {
+    let words: Vec<String> = numbers.iter().map(u32::to_string).collect();
+    words.join(",")
+}
+
+/// The node of the fastest tier that is nearest to a socket.
+fn place_of(bed: &Testbed<'_>, machine: &Machine, socket: u32) -> NodeId {
+    let fastest = bed.tiers.fastest().iter().copied();
+    let nodes = machine.nodes();
+    let figures = |node: &NodeId| {
+        let node = nodes.get(node.0 as usize);
+        node.map(|n| {
+            (
+                n.latency_from_ns(socket),
+                Reverse(n.bandwidth_from_gbps(socket)),
+            )
+        })
+    };
+    // Here, too, where nodes have any numbers: there the tier has one.
+    fastest.min_by_key(figures).unwrap_or(NodeId(0))
+}
+
+fn command_line(
+    bed: &Testbed<'_>,
+    job: &Job,
+    copy: u32,
+    socket: u32,
+) -> Result<(&'static str, Vec<String>), Fault> {
     let scenario = &job.scenario;
     let mut args: Vec<String> = Vec::new();
     let mut option = |name: &str, value: String| args.extend([format!("--{name}"), value]);
     option("duration", scenario.duration_s.to_string());
-    option("seed", scenario.seed.to_string());
-    if job.settings.system == System::Oracle {
-        option("place-hot", bed.fast.to_string());
+    option("seed", scenario.seed.wrapping_add(copy.into()).to_string());
+    let keeps_its_place = match &scenario.workload {
+        Kind::Gups(gups) => copy == 0 && !(gups.bind.is_empty() && gups.interleave.is_empty()),
+        _ => false,
+    };
+    if job.settings.system == System::Oracle && !keeps_its_place {
+        option(
+            "place-hot",
+            place_of(bed, &scenario.machine, socket).to_string(),
+        );
     }
     let program = match &scenario.workload {
         Kind::Gups(gups) => {
@@ -336,6 +450,17 @@ fn command_line(bed: &Testbed<'_>, job: &Job) -> Result<(&'static str, Vec<Strin
                     false => format!("{}MiB", phase.hot_mib),
                 };
                 option("phase", format!("{}:{hot}", phase.at_s));
+            }
+            if gups.shared_by > 1 {
+                option("shared-by", gups.shared_by.to_string());
+            }
+            if gups.reserve_mib > 0 {
+                option("reserve", format!("{}MiB", gups.reserve_mib));
+            }
+            for (name, nodes) in [("bind", &gups.bind), ("interleave", &gups.interleave)] {
+                if copy == 0 && !nodes.is_empty() {
+                    option(name, list(nodes));
+                }
             }
             if gups.reverse {
                 args.push("--reverse".into());

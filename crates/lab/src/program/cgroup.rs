@@ -19,17 +19,28 @@ const KINDS: [&str; 2] = ["anon", "file"];
 #[derive(Debug)]
 pub struct OwnCgroup {
     dir: PathBuf,
-    fast: NodeId,
+    fast: Vec<NodeId>,
 }
 
 impl OwnCgroup {
-    /// Creates the cgroup at `path` below `root`; `fast` is the node of the fast tier.
-    pub fn make(root: &Path, path: &Path, fast: NodeId) -> Result<Self, Fault> {
+    /// Makes it at `path` below `root`; `fast` are the nodes of the fast tier.
+    pub fn make(root: &Path, path: &Path, fast: &[NodeId]) -> Result<Self, Fault> {
         let dir = root.join(path.strip_prefix("/").unwrap_or(path));
         let top = dir.parent().unwrap_or(root).join(CONTROLLERS);
         fs::write(&top, "+memory").map_err(Fault::io("write +memory to", &top))?;
         fs::create_dir(&dir).map_err(Fault::io("create", &dir))?;
-        Ok(Self { dir, fast })
+        Ok(Self {
+            dir,
+            fast: fast.to_vec(),
+        })
+    }
+
+    /// Allows its processes these nodes alone, as the kernel lists nodes.
+    pub fn allow_nodes(&self, nodes: &str) -> Result<(), Fault> {
+        let top = self.dir.parent().unwrap_or(&self.dir).join(CONTROLLERS);
+        fs::write(&top, "+cpuset").map_err(Fault::io("write +cpuset to", &top))?;
+        let mems = self.dir.join("cpuset.mems");
+        fs::write(&mems, nodes).map_err(Fault::io("write", &mems))
     }
 
     /// Opens the file for [`join`].
@@ -43,7 +54,7 @@ impl OwnCgroup {
     /// CPU.
     pub fn fast_bytes(&self) -> Option<u64> {
         let text = fs::read_to_string(self.dir.join("memory.numa_stat")).ok()?;
-        bytes_on(&text, self.fast)
+        self.fast.iter().map(|node| bytes_on(&text, *node)).sum()
     }
 }
 
@@ -106,10 +117,10 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let top = root.path().join("sys/fs/cgroup");
         let path = Path::new("/sys/fs/cgroup/db");
-        let refused = OwnCgroup::make(root.path(), path, NodeId(1)).unwrap_err();
+        let refused = OwnCgroup::make(root.path(), path, &[NodeId(1)]).unwrap_err();
         assert!(refused.to_string().contains(CONTROLLERS), "{refused}");
         fs::create_dir_all(&top).unwrap();
-        let cgroup = OwnCgroup::make(root.path(), path, NodeId(1)).unwrap();
+        let cgroup = OwnCgroup::make(root.path(), path, &[NodeId(1)]).unwrap();
         assert_eq!(fs::read(top.join(CONTROLLERS)).unwrap(), b"+memory");
         assert_eq!(cgroup.fast_bytes(), None);
         let put = |name: &str, text: &str| fs::write(top.join("db").join(name), text).unwrap();

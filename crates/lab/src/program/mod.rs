@@ -78,8 +78,8 @@ pub struct Programs<'a> {
 }
 
 impl<'a> Programs<'a> {
-    /// Programs that do not run yet. Kernel counters are read and cgroups created below `root`; `fast` is the node of
-    /// the fast tier.
+    /// Nothing runs yet. The kernel's counters are read below `root`, and cgroups made there; `fast` are the nodes
+    /// of the fast tier.
     ///
     /// # Errors
     /// When a regular expression is invalid, or adopting processes or creating a cgroup fails.
@@ -87,7 +87,7 @@ impl<'a> Programs<'a> {
         root: &Path,
         launches: &[Launch],
         bounds: Bounds<'a>,
-        fast: NodeId,
+        fast: &[NodeId],
     ) -> Result<Self, Fault> {
         family::adopt().map_err(Fault::io("adopt", "the programs' descendants"))?;
         let (tell, said) = mpsc::channel();

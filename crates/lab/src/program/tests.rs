@@ -71,7 +71,7 @@ fn bounds(duration_s: u64) -> Bounds<'static> {
 /// Runs programs; returns each program's figures, by interval and then for the whole phase.
 fn run(launches: &[Launch], duration_s: u64) -> Result<Vec<Vec<ProgramFigure>>, (Fault, String)> {
     let mut programs =
-        Programs::new(Path::new("/"), launches, bounds(duration_s), NodeId(0)).unwrap();
+        Programs::new(Path::new("/"), launches, bounds(duration_s), &[NodeId(0)]).unwrap();
     let mut figures = vec![];
     let mut course = || {
         programs.fill()?;
@@ -324,7 +324,7 @@ fn a_program_that_memory_ran_out_for_says_so() {
     let script = "echo 'oom_kill 8' >proc/vmstat; kill -KILL $$";
     let launches = [place.sh(script)];
     let mut programs =
-        Programs::new(place.folder.path(), &launches, bounds(20), NodeId(0)).unwrap();
+        Programs::new(place.folder.path(), &launches, bounds(20), &[NodeId(0)]).unwrap();
     programs.fill().unwrap();
     programs.go().unwrap();
     let said = programs.next_step().unwrap_err().to_string();
@@ -346,7 +346,7 @@ fn a_person_can_stop_it_at_any_time() {
     waiting.ready = Some(Ready::AfterS(60));
     waiting.ready_within = Duration::from_secs(60);
     let launches = [waiting];
-    let mut programs = Programs::new(Path::new("/"), &launches, bounds, NodeId(0)).unwrap();
+    let mut programs = Programs::new(Path::new("/"), &launches, bounds, &[NodeId(0)]).unwrap();
     let outcome = std::thread::scope(|scope| {
         scope.spawn(|| {
             place.pid_in("first");

@@ -5,15 +5,11 @@ use std::path::{Path, PathBuf};
 use demeter_policy::provision::ProvisionerKind;
 use demeter_scenario::{Machine, Tier};
 
-use super::memory::NodeSizes;
+use super::memory::{NodeSizes, PLUG_ALIGN_MIB, VmNode};
 use super::monitor::own_qmp_socket;
 
-/// Alignment of memory devices and of their addresses, MiB: the kernel adds memory in blocks of this size. Equals
-/// PLUG_ALIGN in plugin/memory_model.h.
-const PLUG_ALIGN_MIB: u64 = 128;
-
-/// Boot memory of each node beside the kernel's own, MiB, for VMs with memory devices. It holds the page descriptors of
-/// hotplugged memory.
+/// Memory that each node of a VM with memory devices is booted with beside the kernel's own, so
+/// that there is room for what describes the pages to come, MiB.
 const BOOT_MIB: [u64; 2] = [64, 32];
 
 /// With less RAM than this, no RAM is above 4 GiB (-machine pc), MiB.
@@ -32,12 +28,12 @@ pub struct Elastic {
     pub target: NodeSizes,
 }
 
-/// A virtio-mem device.
+/// A memory device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryDevice {
-    /// The node of its memory.
-    pub node: u64,
-    /// Its maximum size, MiB.
+    /// The node that its memory is of.
+    pub node: usize,
+    /// As much as it can have, MiB.
     pub size_mib: u64,
     /// Address of its memory, MiB; the emulator's plugin needs it.
     pub at_mib: u64,
@@ -81,35 +77,18 @@ impl Elastic {
         }
     }
 
-    /// Address space of memory devices, MiB: the gap before them (see plugin/memory_model.h) and the devices.
-    pub fn device_space_mib(&self) -> u64 {
-        match self.plug_mib {
-            0 => 0,
-            mib => self.gap_mib() + 2 * mib,
-        }
-    }
-
-    fn gap_mib(&self) -> u64 {
-        self.boot.fast_mib.next_multiple_of(PLUG_ALIGN_MIB)
+    /// Its nodes.
+    pub fn nodes(&self) -> Vec<VmNode> {
+        let node = |ram_mib| VmNode {
+            ram_mib,
+            plug_mib: self.plug_mib,
+        };
+        [self.boot.fast_mib, self.boot.slow_mib].map(node).into()
     }
 
     /// The memory devices, if its memory is hotplugged.
     pub fn memory_devices(&self) -> Vec<MemoryDevice> {
-        if self.provisioner != ProvisionerKind::VirtioMem {
-            return Vec::new();
-        }
-        let ram_mib = self.boot.fast_mib + self.boot.slow_mib;
-        let high_mib = match ram_mib < RAM_LOW_MAX_MIB {
-            true => 0,
-            false => ram_mib - 3072,
-        };
-        let first_mib = 4096 + high_mib.next_multiple_of(1024) + self.gap_mib();
-        let device = |node| MemoryDevice {
-            node,
-            size_mib: self.plug_mib,
-            at_mib: first_mib + node * self.plug_mib,
-        };
-        [0, 1].map(device).into()
+        memory_devices(&self.nodes())
     }
 
     /// The devices as names and values of QEMU's options. Memory backends must follow those of the nodes. With
@@ -147,7 +126,47 @@ impl Elastic {
     }
 }
 
-/// A kernel module that the VM must load.
+/// The memory devices of nodes.
+pub fn memory_devices(nodes: &[VmNode]) -> Vec<MemoryDevice> {
+    let ram_mib: u64 = nodes.iter().map(|node| node.ram_mib).sum();
+    let high_mib = match ram_mib < RAM_LOW_MAX_MIB {
+        true => 0,
+        false => ram_mib - 3072,
+    };
+    let mut at_mib = 4096 + high_mib.next_multiple_of(1024) + gap_mib(nodes);
+    let mut devices = vec![];
+    for (node, &VmNode { plug_mib, .. }) in nodes.iter().enumerate() {
+        if plug_mib > 0 {
+            devices.push(MemoryDevice {
+                node,
+                size_mib: plug_mib,
+                at_mib,
+            });
+            at_mib += plug_mib;
+        }
+    }
+    devices
+}
+
+/// Address space for the memory devices of nodes, MiB: the gap before them and the devices.
+pub fn device_space_mib(nodes: &[VmNode]) -> u64 {
+    match nodes.iter().map(|node| node.plug_mib).sum() {
+        0 => 0,
+        mib => gap_mib(nodes) + mib,
+    }
+}
+
+/// The gap before memory devices, MiB: plugin/memory_model.h says why.
+fn gap_mib(nodes: &[VmNode]) -> u64 {
+    let ram: Vec<u64> = nodes.iter().map(|node| node.ram_mib).collect();
+    let last = ram.iter().rposition(|&mib| mib > 0).unwrap_or(0);
+    ram[..last]
+        .iter()
+        .sum::<u64>()
+        .next_multiple_of(PLUG_ALIGN_MIB)
+}
+
+/// A kernel module that has to be loaded in the VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Module {
     /// Our own balloon.
@@ -252,6 +271,6 @@ mod tests {
             .collect();
         assert!(devices[0].contains("node=0,memaddr=0x118000000,requested-size=256M"));
         assert!(devices[1].contains("node=1,memaddr=0x128000000,requested-size=256M"));
-        assert_eq!(elastic.device_space_mib(), 384 + 2 * 256);
+        assert_eq!(device_space_mib(&elastic.nodes()), 384 + 2 * 256);
     }
 }

@@ -13,7 +13,7 @@ use demeter_scenario::{MachinePlace, Provision, Scenario, Settings, System, Work
 use super::bring::{self, Finder};
 use super::elastic::{self, Elastic, Module};
 use super::initramfs::Initramfs;
-use super::memory::NodeSizes;
+use super::memory::nodes_of;
 use super::prepared::{INITRAMFS, PreparedVm};
 use super::{kernel, module, nested, plugin, qemu};
 use crate::error::{Error, VmFault};
@@ -182,9 +182,9 @@ impl Lab {
             cpu_properties,
             plugin,
             kernel,
-            sizes: match &elastic {
-                Some(elastic) => elastic.boot,
-                None => NodeSizes::of(machine, initramfs_mib),
+            nodes: match &elastic {
+                Some(elastic) => elastic.nodes(),
+                None => nodes_of(machine, initramfs_mib),
             },
             elastic,
             prealloc: false,

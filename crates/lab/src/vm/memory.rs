@@ -7,7 +7,7 @@
 use std::fs;
 use std::path::Path;
 
-use demeter_scenario::Machine;
+use demeter_scenario::{Machine, MachineNode};
 
 use crate::error::Error;
 
@@ -30,7 +30,72 @@ const HIGH_MEMORY_MIB: u64 = 84;
 /// The emulator's own memory.
 const EMULATOR_MIB: u64 = 512;
 
-/// Sizes of a VM's nodes, MiB.
+/// The kernel adds memory that is plugged in by blocks of this size.
+pub const PLUG_ALIGN_MIB: u64 = 128;
+
+/// One node of a VM, MiB.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct VmNode {
+    /// RAM that it is booted with.
+    pub ram_mib: u64,
+    /// The size of its memory device; 0 for none.
+    pub plug_mib: u64,
+}
+
+impl VmNode {
+    /// Its memory with all of its device.
+    pub fn most_mib(&self) -> u64 {
+        self.ram_mib + self.plug_mib
+    }
+}
+
+/// Nodes in which a VM with this initramfs finds the usable memory of a machine of any nodes.
+pub fn nodes_of(machine: &Machine, initramfs_mib: u64) -> Vec<VmNode> {
+    let nodes = machine.nodes();
+    let plug_mib = |node: &MachineNode| match node.is_plugged() {
+        true => node.usable_mib.next_multiple_of(PLUG_ALIGN_MIB),
+        false => 0,
+    };
+    let plugged_mib: u64 = nodes.iter().map(plug_mib).sum();
+    let has_ram = |node: &&MachineNode| node.usable_mib > 0 && !node.is_plugged();
+    let usable: Vec<u64> = nodes
+        .iter()
+        .filter(has_ram)
+        .map(|node| node.usable_mib)
+        .collect();
+    // The first node describes what is plugged in, too.
+    let first_mib = initramfs_mib + plugged_mib.div_ceil(PAGES_PER_DESCRIPTOR_PAGE);
+    let mut ram = ram_with_usable(&usable, first_mib).into_iter();
+    let node = |node: &MachineNode| VmNode {
+        ram_mib: has_ram(&node).then(|| ram.next()).flatten().unwrap_or(0),
+        plug_mib: plug_mib(node),
+    };
+    nodes.iter().map(node).collect()
+}
+
+/// RAM of nodes whose usable memory this is. Not all are 0.
+fn ram_with_usable(usable: &[u64], initramfs_mib: u64) -> Vec<u64> {
+    let sum: u64 = usable.iter().sum();
+    let watermarks = (sum / USABLE_PER_WATERMARK).min(WATERMARKS_MAX_MIB);
+    // Even, so that each node begins at a boundary of huge pages.
+    let node = |(number, usable_mib): (usize, &u64)| {
+        let kernel_mib = match number {
+            0 => KERNEL_MIB + initramfs_mib,
+            _ => KERNEL_SLOW_MIB,
+        };
+        let own = usable_mib + kernel_mib + usable_mib / PAGES_PER_DESCRIPTOR_PAGE;
+        (own + watermarks * usable_mib / sum).next_multiple_of(2)
+    };
+    let mut ram: Vec<u64> = usable.iter().enumerate().map(node).collect();
+    if ram.iter().sum::<u64>() > ONE_ZONE_MAX_MIB
+        && let Some(last) = ram.last_mut()
+    {
+        *last += HIGH_MEMORY_MIB;
+    }
+    ram
+}
+
+/// Memory of a VM as a whole, MiB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NodeSizes {
     /// Node 0.
@@ -49,19 +114,11 @@ impl NodeSizes {
     /// Node sizes that leave this much memory to programs, with this initramfs. A node without memory for programs has
     /// size 0.
     pub fn with_usable(usable: [u64; 2], initramfs_mib: u64) -> Self {
-        let sum = usable[0] + usable[1];
-        let watermarks = (sum / USABLE_PER_WATERMARK).min(WATERMARKS_MAX_MIB);
-        // Even, so that node 1 begins at a huge page boundary.
-        let node = |usable_mib: u64, kernel_mib: u64| {
-            let own = usable_mib + kernel_mib + usable_mib / PAGES_PER_DESCRIPTOR_PAGE;
-            (own + watermarks * usable_mib / sum).next_multiple_of(2)
-        };
-        let fast_mib = node(usable[0], KERNEL_MIB + initramfs_mib);
-        let mut slow_mib = node(usable[1], KERNEL_SLOW_MIB);
-        if fast_mib + slow_mib > ONE_ZONE_MAX_MIB {
-            slow_mib += HIGH_MEMORY_MIB;
+        let ram = ram_with_usable(&usable, initramfs_mib);
+        Self {
+            fast_mib: ram[0],
+            slow_mib: ram[1],
         }
-        Self { fast_mib, slow_mib }
     }
 
     /// The sizes of nodes that have memory, bytes.
@@ -107,6 +164,8 @@ pub(super) mod tests {
             thp: Thp::Always,
             fast: tier(fast_mib),
             slow: tier(slow_mib),
+            hmat: true,
+            node: vec![],
         }
     }
 

@@ -13,7 +13,7 @@ use demeter_scenario::Scenario;
 use super::child::VmChild;
 use super::domain::{self, Daemon};
 use super::elastic::Elastic;
-use super::memory::{NodeSizes, check_host};
+use super::memory::{VmNode, check_host};
 use super::{counts, qemu};
 use crate::error::{Error, VmFault};
 use crate::link::{VmMessage, from_hex};
@@ -40,7 +40,7 @@ pub struct PreparedVm {
     pub(super) cpu_properties: Vec<String>,
     pub(super) plugin: PathBuf,
     pub(super) kernel: PathBuf,
-    pub(super) sizes: NodeSizes,
+    pub(super) nodes: Vec<VmNode>,
     pub(super) elastic: Option<Elastic>,
     /// Whether all its memory is backed from the start.
     pub prealloc: bool,
@@ -107,8 +107,7 @@ impl PreparedVm {
 
     /// Maximum memory that it uses, MiB.
     pub fn memory_mib(&self) -> u64 {
-        let full = self.elastic.as_ref().map_or(self.sizes, Elastic::full);
-        full.fast_mib + full.slow_mib
+        self.nodes.iter().map(VmNode::most_mib).sum()
     }
 
     /// Starts it.
@@ -122,7 +121,7 @@ impl PreparedVm {
             machine: &self.scenario.machine,
             cpu_properties: &self.cpu_properties,
             dilation: self.scenario.lab.dilation,
-            sizes: self.sizes,
+            nodes: &self.nodes,
             elastic: self.elastic.as_ref(),
             prealloc: self.prealloc,
             has_events: self

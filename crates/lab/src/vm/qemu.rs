@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use demeter_scenario::{Machine, MachinePlace};
+use demeter_scenario::{Machine, MachineNode, MachinePlace};
 
 use super::counts::SHARED;
-use super::elastic::Elastic;
-use super::memory::NodeSizes;
+use super::elastic::{Elastic, device_space_mib, memory_devices};
+use super::memory::VmNode;
 use super::monitor::{DIMM_MIB, DIMM_SLOTS};
 use super::tool;
 use crate::error::Error;
@@ -134,9 +134,9 @@ pub struct Parts<'a> {
     pub cpu_properties: &'a [String],
     /// Factor by which slow memory's delay is stretched.
     pub dilation: u64,
-    /// Sizes of the nodes.
-    pub sizes: NodeSizes,
-    /// Resize parameters, if its memory is resizable.
+    /// Memory of the nodes.
+    pub nodes: &'a [VmNode],
+    /// How its memory can be changed, if it can.
     pub elastic: Option<&'a Elastic>,
     /// Whether all its memory is backed from the start.
     pub prealloc: bool,
@@ -160,12 +160,12 @@ impl Parts<'_> {
     /// The command line. The link is the child's standard input, a connected socket.
     pub fn command(&self) -> Command {
         let Machine { place, vcpus, .. } = self.machine;
-        let NodeSizes { fast_mib, slow_mib } = self.sizes;
         let mut command = Command::new(self.qemu);
         let mut option = |name: &str, value: String| {
             command.arg(name).arg(value);
         };
-        option("-machine", "pc,hmat=on".into());
+        let hmat = if self.machine.hmat { ",hmat=on" } else { "" };
+        option("-machine", format!("pc{hmat}"));
         option("-accel", "tcg,thread=multi".into());
         // A host VM has AMD's nested paging, which this emulator supports on any machine.
         let mut cpu = match place {
@@ -176,29 +176,73 @@ impl Parts<'_> {
             cpu = format!("{cpu},{property}");
         }
         option("-cpu", cpu);
-        option("-smp", vcpus.to_string());
-        let ram_mib = fast_mib + slow_mib;
-        let slots = if self.has_events { DIMM_SLOTS } else { 0 };
-        let device_mib = self.elastic.map_or(0, Elastic::device_space_mib);
-        let devices = match device_mib + slots as u64 * DIMM_MIB {
+        option(
+            "-smp",
+            match self.machine.sockets() {
+                1 => vcpus.to_string(),
+                sockets => format!(
+                    "{vcpus},sockets={sockets},cores={},threads=1",
+                    vcpus / sockets
+                ),
+            },
+        );
+        let ram_mib: u64 = self.nodes.iter().map(|node| node.ram_mib).sum();
+        let dimms = match self.elastic {
+            Some(_) => vec![],
+            None => memory_devices(self.nodes),
+        };
+        let slots = if self.has_events {
+            DIMM_SLOTS
+        } else {
+            dimms.len()
+        };
+        let device_mib = device_space_mib(self.nodes);
+        let more_mib = if self.has_events {
+            DIMM_SLOTS as u64 * DIMM_MIB
+        } else {
+            0
+        };
+        let devices = match device_mib + more_mib {
             0 => String::new(),
             mib => format!(",maxmem={}M,slots={slots}", ram_mib + mib),
         };
         option("-m", format!("{ram_mib}M{devices}"));
         let prealloc = if self.prealloc { ",prealloc=on" } else { "" };
-        for (node, mib) in [(0, fast_mib), (1, slow_mib)] {
+        let with_ram = (0..).zip(self.nodes).filter(|(_, node)| node.ram_mib > 0);
+        for (node, VmNode { ram_mib, .. }) in with_ram {
             option(
                 "-object",
-                format!("memory-backend-memfd,id=node{node},size={mib}M,share=on{prealloc}"),
+                format!("memory-backend-memfd,id=node{node},size={ram_mib}M,share=on{prealloc}"),
             );
         }
         for (name, value) in numa(self.machine) {
             option(name, value);
         }
+        for dimm in &dimms {
+            let (node, size_mib) = (dimm.node, dimm.size_mib);
+            option(
+                "-object",
+                format!("memory-backend-memfd,id=plug{node},size={size_mib}M,share=on{prealloc}"),
+            );
+            option(
+                "-device",
+                format!(
+                    "pc-dimm,id=dimm{node},memdev=plug{node},node={node},addr={:#x}",
+                    dimm.at_mib << 20
+                ),
+            );
+        }
         option("-kernel", self.kernel.display().to_string());
         option("-initrd", self.initramfs.display().to_string());
-        option("-append", KERNEL_ARGS.into());
-        // Appended to, so that a restarted VM continues in the same log.
+        option(
+            "-append",
+            match dimms.is_empty() {
+                true => KERNEL_ARGS.into(),
+                // The kernel's own allocations could never go offline.
+                false => format!("memhp_default_state=online_movable {KERNEL_ARGS}"),
+            },
+        );
+        // Appended to: a VM that is started again goes on in the same log.
         let console = format!(
             "file,id=console,append=on,path={}",
             quoted(&self.console_log())
@@ -228,19 +272,22 @@ impl Parts<'_> {
 
     /// The options for tiers and samples: the plugin, and the memory that it shares with the guest and the lab.
     pub fn tiers(&self) -> [(&'static str, String); 3] {
-        let Machine { fast, slow, .. } = self.machine;
-        let NodeSizes { fast_mib, slow_mib } = self.sizes;
         let shared = self.folder.join(SHARED);
+        let node = |(vm, node): (&VmNode, MachineNode)| {
+            let figures = node.latency_ns.iter().zip(&node.bandwidth_gbps);
+            let figures: String = figures.map(|(ns, gbps)| format!(":{ns}:{gbps}")).collect();
+            format!("node={}:{}{figures},", vm.ram_mib, vm.plug_mib)
+        };
+        let nodes: String = self
+            .nodes
+            .iter()
+            .zip(self.machine.nodes())
+            .map(node)
+            .collect();
         let plugin = format!(
-            "file={},shm={},fast_mib={fast_mib},slow_mib={slow_mib},plug_mib={},fast_ns={},\
-             slow_ns={},fast_gbps={},slow_gbps={},dilation={}",
+            "file={},shm={},{nodes}dilation={}",
             quoted(self.plugin),
             quoted(&shared),
-            self.elastic.map_or(0, |e| e.plug_mib),
-            fast.latency_ns,
-            slow.latency_ns,
-            fast.bandwidth_gbps,
-            slow.bandwidth_gbps,
             self.dilation
         );
         let memory = format!(
@@ -258,22 +305,80 @@ impl Parts<'_> {
     }
 }
 
-/// The options that make two tiers of the memory backends `node0` and `node1`.
+/// The options that make nodes of the memory backends `node0`, `node1` and so on.
 pub fn numa(machine: &Machine) -> Vec<(&'static str, String)> {
-    let last_cpu = machine.vcpus - 1;
-    let mut values = vec![
-        format!("node,nodeid=0,cpus=0-{last_cpu},memdev=node0"),
-        "node,nodeid=1,memdev=node1,initiator=0".into(),
-    ];
-    for (node, tier) in [(0, &machine.fast), (1, &machine.slow)] {
-        let lb = format!("hmat-lb,initiator=0,target={node},hierarchy=memory,data-type=access");
-        values.push(format!("{lb}-latency,latency={}", tier.latency_ns));
-        values.push(format!("{lb}-bandwidth,bandwidth={}G", tier.bandwidth_gbps));
+    let nodes = machine.nodes();
+    let mut values = vec![];
+    for (number, node) in (0u32..).zip(&nodes) {
+        let mut value = format!("node,nodeid={number}");
+        if number < machine.sockets() {
+            let cpus = machine.cpus_of(number);
+            value += &format!(",cpus={}-{}", cpus.start, cpus.end - 1);
+        }
+        if node.usable_mib > 0 && !node.is_plugged() {
+            value += &format!(",memdev=node{number}");
+        }
+        if number >= machine.sockets() && machine.hmat {
+            value += &format!(",initiator={}", node.socket);
+        }
+        values.push(value);
+    }
+    if !machine.node.is_empty() {
+        values.extend(distances(machine.sockets(), &nodes));
+    }
+    for socket in (0..machine.sockets()).filter(|_| machine.hmat) {
+        for (number, node) in nodes.iter().enumerate() {
+            let lb = format!(
+                "hmat-lb,initiator={socket},target={number},hierarchy=memory,data-type=access"
+            );
+            values.push(format!(
+                "{lb}-latency,latency={}",
+                node.latency_from_ns(socket)
+            ));
+            let gbps = node.bandwidth_from_gbps(socket);
+            values.push(format!("{lb}-bandwidth,bandwidth={gbps}G"));
+        }
     }
     values.into_iter().map(|value| ("-numa", value)).collect()
 }
 
-/// A path in an option list, with commas escaped.
+/// The distance of a node from itself (ACPI, SLIT), and the most that the kernel takes for reachable.
+const OWN_DISTANCE: u64 = 10;
+const DISTANCE_MAX: u64 = 254;
+
+/// Distances of all nodes from each other: latency in tenths of that of the CPUs' own node. A way between nodes
+/// without CPUs leads over the socket of one of them.
+fn distances(sockets: u32, nodes: &[MachineNode]) -> Vec<String> {
+    let from_socket = |socket: u32, to: &MachineNode| {
+        let own_ns = nodes[socket as usize].latency_from_ns(socket);
+        OWN_DISTANCE * to.latency_from_ns(socket) / own_ns
+    };
+    let distance = |(a, from): (u32, &MachineNode), (b, to): (u32, &MachineNode)| {
+        if a == b {
+            return OWN_DISTANCE;
+        }
+        let distance = match (a < sockets, b < sockets) {
+            (true, _) => from_socket(a, to),
+            (false, true) => from_socket(b, from),
+            (false, false) => {
+                let over = |socket| from_socket(socket, from) + from_socket(socket, to);
+                over(from.socket)
+                    .min(over(to.socket))
+                    .saturating_sub(OWN_DISTANCE)
+            }
+        };
+        distance.clamp(OWN_DISTANCE + 1, DISTANCE_MAX)
+    };
+    let numbered = || (0u32..).zip(nodes);
+    let value = |(a, from)| {
+        numbered().map(move |(b, to)| {
+            format!("dist,src={a},dst={b},val={}", distance((a, from), (b, to)))
+        })
+    };
+    numbered().flat_map(value).collect()
+}
+
+/// A path inside an option list, where a comma would end the value.
 pub fn quoted(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
 }
@@ -313,6 +418,49 @@ mod tests {
         let header = include_str!("../../plugin/shared_page.h");
         let bytes = SHARED_MIB << 20;
         assert!(header.contains(&format!("DEMETER_SHARED_BYTES {bytes}u ")));
+    }
+
+    /// Two sockets with DRAM and CXL memory, as the firmware has them in the tests of machines by hand.
+    #[test]
+    fn nodes_become_options() {
+        let text = "vcpus = 4\n\
+            node = [{ tier = 1, usable_mib = 9, latency_ns = [80, 160], bandwidth_gbps = [100, 40] },\
+            { tier = 1, socket = 1, usable_mib = 0, latency_ns = [160, 80], bandwidth_gbps = [40, 100] },\
+            { tier = 2, usable_mib = 9, latency_ns = [250, 330], bandwidth_gbps = [20, 10] },\
+            { tier = 2, socket = 1, usable_mib = 9, latency_ns = [330, 250], bandwidth_gbps = [10, 20], goes_at_s = 5 }]";
+        let mut machine: Machine = toml::from_str(text).unwrap();
+        let options = |machine: &Machine| -> Vec<String> {
+            numa(machine).into_iter().map(|(_, value)| value).collect()
+        };
+        let all = options(&machine);
+        assert_eq!(all[0], "node,nodeid=0,cpus=0-1,memdev=node0");
+        assert_eq!(all[1], "node,nodeid=1,cpus=2-3");
+        assert_eq!(all[2], "node,nodeid=2,memdev=node2,initiator=0");
+        assert_eq!(all[3], "node,nodeid=3,initiator=1");
+        for (a, row) in [
+            [10, 20, 31, 41],
+            [20, 10, 41, 31],
+            [31, 41, 10, 62],
+            [41, 31, 62, 10],
+        ]
+        .iter()
+        .enumerate()
+        {
+            for (b, distance) in row.iter().enumerate() {
+                assert_eq!(
+                    all[4 + 4 * a + b],
+                    format!("dist,src={a},dst={b},val={distance}")
+                );
+            }
+        }
+        let lb = "hmat-lb,initiator=1,target=2,hierarchy=memory,data-type=access";
+        assert_eq!(all[32], format!("{lb}-latency,latency=330"));
+        assert_eq!(all[33], format!("{lb}-bandwidth,bandwidth=10G"));
+        assert_eq!(all.len(), 36);
+        machine.hmat = false;
+        let bare = options(&machine);
+        assert_eq!(bare.len(), 20);
+        assert_eq!(bare[2], "node,nodeid=2,memdev=node2");
     }
 
     #[test]

@@ -13,8 +13,9 @@ use clap::Parser;
 use super::args::{Common, seconds};
 use super::event::{Event, Output, Rate};
 use super::geometry::Geometry;
-use super::region::Region;
+use super::region::{Mapping, Region};
 use super::rng::Rng;
+use super::sharers;
 use super::timed::{self, BATCH, Control, Tick};
 use super::wait::Waiter;
 use super::words::{Check, Share, WORD_BYTES, fresh, hot_below, updated};
@@ -25,7 +26,9 @@ const CHUNK_WORDS: u64 = (2 << 20) / WORD_BYTES;
 
 const THREADS_MAX: i64 = 1024;
 
-/// Interval at which an idle thread checks whether it is still idle.
+const SHARED_BY_MAX: i64 = 64;
+
+/// How often a thread that is idle looks whether it still is.
 const NAP: Duration = Duration::from_millis(100);
 
 /// Random 8-byte updates with a hot set
@@ -60,6 +63,23 @@ pub struct Gups {
     /// Have the hot memory come from this NUMA node, and touch it first
     #[arg(long, value_name = "NODE")]
     place_hot: Option<u32>,
+    /// Bind the array to these NUMA nodes
+    #[arg(long, value_name = "NODES", value_delimiter = ',', conflicts_with_all = ["interleave", "place_hot"])]
+    bind: Vec<u32>,
+    /// Have the array's pages come from these NUMA nodes in turn
+    #[arg(
+        long,
+        value_name = "NODES",
+        value_delimiter = ',',
+        conflicts_with = "place_hot"
+    )]
+    interleave: Vec<u32>,
+    /// Processes that map the array; all but one touch it once and are idle
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=SHARED_BY_MAX))]
+    shared_by: u32,
+    /// Address space without access to reserve on each side of the array
+    #[arg(long, default_value = "0MiB")]
+    reserve: Size,
     #[command(flatten)]
     common: Common,
 }
@@ -90,8 +110,21 @@ pub fn run(args: &Gups) -> Result<(), Error> {
         json: args.common.json,
     };
     let waiter = Waiter::new()?;
-    let region = Region::map(geometry.size)?;
+    let mapping = Mapping {
+        is_shared: args.shared_by > 1,
+        reserve_bytes: args.reserve.bytes,
+    };
+    let region = Region::map_as(geometry.size, mapping)?;
+    for (nodes, mode) in [
+        (&args.bind, libc::MPOL_BIND),
+        (&args.interleave, libc::MPOL_INTERLEAVE),
+    ] {
+        if !nodes.is_empty() {
+            region.set_policy(nodes, mode)?;
+        }
+    }
     populate(&region, &geometry, args, &waiter)?;
+    sharers::start(&region, args.shared_by - 1)?;
 
     let address = |hot: &Range<u64>| (region.start() + hot.start, hot.end - hot.start);
     let (hot_start, hot_bytes) = address(&geometry.hot[0]);

@@ -18,6 +18,7 @@ pub mod kvload;
 pub mod memlat;
 pub mod mix;
 pub(crate) mod region;
+mod sharers;
 mod size;
 mod store;
 pub mod sweep;

@@ -11,10 +11,19 @@ use super::Error;
 /// Alignment of a region: the size of a huge page on x86-64.
 const ALIGN_BYTES: usize = 2 << 20;
 
-/// Page size of mbind(2).
-const PAGE_BYTES: u64 = 4096;
+/// What mbind(2) binds: whole pages of this size.
+pub(crate) const PAGE_BYTES: u64 = 4096;
 
-/// An untouched private anonymous mapping, aligned to 2 MiB.
+/// How a region is mapped.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Mapping {
+    /// Whether processes that are forked share it.
+    pub(crate) is_shared: bool,
+    /// Address space without access that is reserved on each side of it, bytes.
+    pub(crate) reserve_bytes: u64,
+}
+
+/// An anonymous mapping, aligned to 2 MiB, not touched yet.
 ///
 /// It is accessed as words shared by several threads. The system decides on huge pages.
 pub(crate) struct Region {
@@ -28,30 +37,51 @@ pub(crate) struct Region {
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Maps `bytes` bytes, a multiple of 8.
+    /// Maps `bytes` bytes, a multiple of 8, for this process alone.
     pub(crate) fn map(bytes: u64) -> Result<Self, Error> {
+        Self::map_as(bytes, Mapping::default())
+    }
+
+    /// The same as `mapping` says.
+    pub(crate) fn map_as(bytes: u64, mapping: Mapping) -> Result<Self, Error> {
         let too_large = || Error::Arguments(format!("{bytes} bytes cannot be mapped"));
         let bytes = usize::try_from(bytes).map_err(|_| too_large())?;
-        let mapped_bytes = bytes.checked_add(ALIGN_BYTES).ok_or_else(too_large)?;
-        // SAFETY: a new anonymous mapping at an address that the kernel chooses.
-        let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                mapped_bytes,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
+        let reserve_bytes = usize::try_from(mapping.reserve_bytes).map_err(|_| too_large())?;
+        let reserve_bytes = reserve_bytes.next_multiple_of(ALIGN_BYTES);
+        let usable_bytes = bytes.checked_add(ALIGN_BYTES).ok_or_else(too_large)?;
+        let mapped_bytes = reserve_bytes
+            .checked_mul(2)
+            .and_then(|both| both.checked_add(usable_bytes))
+            .ok_or_else(too_large)?;
+        let kind = match mapping.is_shared {
+            true => libc::MAP_SHARED,
+            false => libc::MAP_PRIVATE,
         };
-        if base == libc::MAP_FAILED {
-            return Err(Error::last_os(format!(
-                "cannot map {bytes} bytes of memory"
-            )));
-        }
-        let padding = base.align_offset(ALIGN_BYTES);
-        // SAFETY: the padding is below ALIGN_BYTES, the extra length of the mapping.
-        let first = unsafe { base.byte_add(padding) }.cast::<AtomicU64>();
+        let map = |at: *mut libc::c_void, bytes, protection, flags| {
+            let flags = flags | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+            // SAFETY: a new anonymous mapping at an address of the kernel's choice, or in place of a part of one that
+            // nobody has used yet.
+            let mapped = unsafe { libc::mmap(at, bytes, protection, flags, -1, 0) };
+            match mapped {
+                libc::MAP_FAILED => Err(Error::last_os(format!(
+                    "cannot map {bytes} bytes of memory"
+                ))),
+                mapped => Ok(mapped),
+            }
+        };
+        let (access, nowhere) = (libc::PROT_READ | libc::PROT_WRITE, std::ptr::null_mut());
+        let (base, usable) = if reserve_bytes == 0 {
+            let base = map(nowhere, mapped_bytes, access, kind)?;
+            (base, base)
+        } else {
+            let base = map(nowhere, mapped_bytes, libc::PROT_NONE, libc::MAP_PRIVATE)?;
+            // SAFETY: the reserve is a part of the mapping.
+            let at = unsafe { base.byte_add(reserve_bytes) };
+            (base, map(at, usable_bytes, access, kind | libc::MAP_FIXED)?)
+        };
+        let padding = usable.align_offset(ALIGN_BYTES);
+        // SAFETY: the padding is below ALIGN_BYTES, by which the usable part is longer than asked.
+        let first = unsafe { usable.byte_add(padding) }.cast::<AtomicU64>();
         Ok(Self {
             base,
             mapped_bytes,
@@ -72,8 +102,21 @@ impl Region {
         unsafe { std::slice::from_raw_parts(self.first, self.words) }
     }
 
-    /// Sets the preferred node of the byte offsets `range` (widened to whole pages) for first touch: mbind(2) with
-    /// MPOL_PREFERRED.
+    /// Has all its pages come from these nodes when they are touched, by `mode` of mbind(2).
+    pub(crate) fn set_policy(&self, nodes: &[u32], mode: libc::c_int) -> Result<(), Error> {
+        let ids: Vec<NodeId> = nodes.iter().copied().map(NodeId).collect();
+        let bytes = (self.words * size_of::<AtomicU64>()) as u64;
+        let bytes = bytes.next_multiple_of(PAGE_BYTES);
+        bind(self.start(), bytes, &ids, mode).map_err(|source| Error::System {
+            what: format!(
+                "--bind or --interleave {nodes:?}: mbind refused the nodes (numactl -H lists them)"
+            ),
+            source,
+        })
+    }
+
+    /// Has pages of the byte offsets `range` (widened to whole pages) come from `node` by
+    /// preference, when they are touched: mbind(2) with MPOL_PREFERRED.
     pub(crate) fn prefer_node(&self, range: &Range<u64>, node: u32) -> Result<(), Error> {
         if node >= u64::BITS {
             return Err(Error::Arguments(format!(
@@ -82,7 +125,7 @@ impl Region {
         }
         let start = self.start() + range.start / PAGE_BYTES * PAGE_BYTES;
         let end = self.start() + range.end.next_multiple_of(PAGE_BYTES);
-        let bound = bind(start, end - start, NodeId(node), libc::MPOL_PREFERRED);
+        let bound = bind(start, end - start, &[NodeId(node)], libc::MPOL_PREFERRED);
         bound.map_err(|source| Error::System {
             what: format!("--place-hot {node}: mbind refused the node (numactl -H lists them)"),
             source,
@@ -90,13 +133,17 @@ impl Region {
     }
 }
 
-/// Sets the node for the first touch of a range of our memory: mbind(2) with `mode`, for a node from 0 to 63.
-pub(crate) fn bind(start: u64, bytes: u64, node: NodeId, mode: libc::c_int) -> io::Result<()> {
-    let mask = 1u64
-        .checked_shl(node.0)
-        .ok_or(io::ErrorKind::InvalidInput)?;
-    // SAFETY: mbind reads one word of mask and changes only page placement, not memory. The kernel uses one bit less
-    // than `maxnode`.
+/// Says where the pages of a range of ours come from when they are touched: mbind(2) with `mode`, to
+/// some of the nodes from 0 to 63.
+pub(crate) fn bind(start: u64, bytes: u64, nodes: &[NodeId], mode: libc::c_int) -> io::Result<()> {
+    let mut mask = 0;
+    for node in nodes {
+        mask |= 1u64
+            .checked_shl(node.0)
+            .ok_or(io::ErrorKind::InvalidInput)?;
+    }
+    // SAFETY: mbind reads one word of mask and changes no memory, only where pages come from. The
+    // kernel takes one bit less than `maxnode` says.
     let done = unsafe {
         libc::syscall(
             libc::SYS_mbind,
@@ -133,6 +180,29 @@ mod tests {
         assert_eq!(region.words().len(), (3 << 20) / 8);
         assert!(region.words().iter().all(|word| word.load(Relaxed) == 0));
         region.words().last().unwrap().store(1, Relaxed);
+    }
+
+    #[test]
+    fn a_region_with_reserves_is_used_as_any_other() {
+        let mapping = Mapping {
+            is_shared: true,
+            reserve_bytes: 5 << 30,
+        };
+        let region = Region::map_as(3 << 20, mapping).unwrap();
+        assert_eq!(region.start() % ALIGN_BYTES as u64, 0);
+        assert!(region.start() - region.base as u64 >= 5 << 30);
+        assert!(region.mapped_bytes >= 10 << 30);
+        region.words().last().unwrap().store(1, Relaxed);
+        assert!(
+            Region::map_as(
+                1 << 20,
+                Mapping {
+                    reserve_bytes: u64::MAX / 2,
+                    ..mapping
+                }
+            )
+            .is_err()
+        );
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{COMPUTE_MAX_NS, Parameters, THREADS_MAX, one};
+use crate::check::RESERVE_MAX_MIB;
 use crate::fault::{at_least_one, refuse_if, within};
 
 /// Maximum number of changes of a hot set's size.
@@ -11,7 +12,13 @@ const PHASES_MAX: usize = 100;
 /// Maximum number of outstanding misses per core: more than any core has buffers for.
 const IN_FLIGHT_MAX: u32 = 64;
 
-/// Size of a block in MiB; scattered hot sets consist of blocks.
+/// Most processes that share an array.
+const SHARED_BY_MAX: u32 = 64;
+
+/// Most copies of the program.
+const COPIES_MAX: u32 = 16;
+
+/// MiB of a block, of which scattered hot sets are made.
 const BLOCK_MIB: u64 = 2;
 
 /// Parameters of gups.
@@ -48,6 +55,33 @@ pub struct Gups {
     /// of its time, if an update takes 200 ns. Simulator only.
     #[serde(default)]
     pub compute_ns: u64,
+    /// Copies of the program side by side, each with memory of its own and a figure of its own. On a machine of several
+    /// sockets copy 0 runs on socket 0, and so on. Lab only.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub copies: u32,
+    /// Nodes that the array is bound to (`mbind` with `MPOL_BIND`), of copy 0. Lab only.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub bind: Vec<u32>,
+    /// Nodes that the array's pages come from in turn (`MPOL_INTERLEAVE`), of copy 0. Lab only.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub interleave: Vec<u32>,
+    /// Nodes that a cgroup allows copy 0 (`cpuset.mems`). Lab only.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cpuset: Vec<u32>,
+    /// Processes that map the array: one updates it, the others have touched it once and are idle. Lab only.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub shared_by: u32,
+    /// Address space without access (`PROT_NONE`) that is reserved on both sides of the array, MiB. Lab only.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub reserve_mib: u64,
+}
+
+fn is_zero(mib: &u64) -> bool {
+    *mib == 0
+}
+
+fn is_one(count: &u32) -> bool {
+    *count == 1
 }
 
 /// A change: the hot set has another size from then on and keeps its end, or the program is idle.
@@ -69,7 +103,25 @@ impl Phase {
 
 impl Parameters for Gups {
     fn size_mib(&self) -> u64 {
-        self.size_mib
+        self.size_mib.saturating_mul(self.copies.into())
+    }
+
+    fn copies(&self) -> u32 {
+        self.copies
+    }
+
+    fn lab_only(&self) -> Option<&'static str> {
+        match self {
+            Self { copies: 2.., .. } => Some("workload.copies above 1"),
+            Self { shared_by: 2.., .. } => Some("workload.shared_by above 1"),
+            Self {
+                reserve_mib: 1.., ..
+            } => Some("workload.reserve_mib"),
+            Self { bind, .. } if !bind.is_empty() => Some("workload.bind"),
+            Self { interleave, .. } if !interleave.is_empty() => Some("workload.interleave"),
+            Self { cpuset, .. } if !cpuset.is_empty() => Some("workload.cpuset"),
+            _ => None,
+        }
     }
 
     fn is_real(&self) -> bool {
@@ -117,6 +169,17 @@ impl Parameters for Gups {
         })?;
         within("workload.hot_weight", self.hot_weight, 0.0..=1.0)?;
         within("workload.threads", self.threads, 1..=THREADS_MAX)?;
+        within("workload.copies", self.copies, 1..=COPIES_MAX)?;
+        within("workload.shared_by", self.shared_by, 1..=SHARED_BY_MAX)?;
+        within(
+            "workload.reserve_mib",
+            self.reserve_mib,
+            0..=RESERVE_MAX_MIB,
+        )?;
+        let has_two = !self.bind.is_empty() && !self.interleave.is_empty();
+        refuse_if(has_two, || {
+            "workload.bind and workload.interleave exclude each other: memory has one policy: remove one".into()
+        })?;
         within("workload.in_flight", self.in_flight, 1..=IN_FLIGHT_MAX)?;
         within("workload.compute_ns", self.compute_ns, 0..=COMPUTE_MAX_NS)?;
         self.check_scattered()?;

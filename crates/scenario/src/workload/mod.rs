@@ -67,7 +67,17 @@ pub(crate) trait Parameters {
         None
     }
 
-    /// Times at which the hot set jumps or changes its size, seconds into the timed phase.
+    /// Programs that do it side by side.
+    fn copies(&self) -> u32 {
+        1
+    }
+
+    /// The key that only the lab can run, if it has one.
+    fn lab_only(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// When the hot set jumps or changes its size, seconds into the timed phase.
     fn hot_changes_s(&self) -> Vec<u64> {
         vec![]
     }
@@ -195,7 +205,17 @@ impl Workload {
         self.parameters().simulated_only()
     }
 
-    /// Times at which the hot set jumps or changes its size, seconds into the timed phase.
+    /// Programs that do it side by side.
+    pub fn copies(&self) -> u32 {
+        self.parameters().copies()
+    }
+
+    /// The key that only the lab can run, if it has one: to be left out elsewhere.
+    pub fn lab_only(&self) -> Option<&'static str> {
+        self.parameters().lab_only()
+    }
+
+    /// When the hot set jumps or changes its size, seconds into the timed phase.
     pub fn hot_changes_s(&self) -> Vec<u64> {
         self.parameters().hot_changes_s()
     }

@@ -181,3 +181,25 @@ fn what_page_tables_cannot_hold_is_refused_in_one_line() {
         );
     }
 }
+
+#[test]
+fn machines_and_programs_that_only_the_lab_has_are_refused_in_one_line() {
+    let shipped = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios");
+    let nodes = Scenario::load(&shipped.join("topo-three-tiers.toml")).unwrap();
+    let copies = scenario(&format!("{GUPS}\ncopies = 2"), "");
+    let mut bare = scenario(GUPS, "");
+    bare.machine.hmat = false;
+    for (scenario, key) in [
+        (nodes, "[[machine.node]]"),
+        (copies, "workload.copies"),
+        (bare, "machine.hmat"),
+    ] {
+        let said = run(&scenario, System::None, 1, &|_| Ok(()))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            said.contains(key) && said.contains("--on lab") && !said.contains('\n'),
+            "{said}"
+        );
+    }
+}

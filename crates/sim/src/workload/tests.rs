@@ -42,6 +42,12 @@ fn gups(size_mib: u64, hot_mib: u64, hot_weight: f64, threads: u32) -> Kind {
         in_flight: 1,
         scattered: false,
         compute_ns: 0,
+        copies: 1,
+        bind: vec![],
+        interleave: vec![],
+        cpuset: vec![],
+        shared_by: 1,
+        reserve_mib: 0,
     })
 }
 
@@ -174,6 +180,12 @@ fn a_hot_set_in_phases_keeps_its_end_and_gets_its_share() {
             in_flight: 1,
             scattered: false,
             compute_ns: 0,
+            copies: 1,
+            bind: vec![],
+            interleave: vec![],
+            cpuset: vec![],
+            shared_by: 1,
+            reserve_mib: 0,
         });
         let (mut program, ranges) = placed(&kind, 3);
         for (second, hot_mib) in [(0, 20), (9, 20), (10, 60), (19, 60), (20, 5), (99, 5)] {

@@ -126,8 +126,8 @@ pub struct GuestMemory {
 }
 
 impl GuestMemory {
-    /// Finds the mappings of nodes with these sizes in process `pid`; `fast` is the node of the fast tier.
-    pub fn find(root: &Path, pid: Pid, node_bytes: &[u64], fast: NodeId) -> Result<Self, Fault> {
+    /// Finds the mappings of nodes of these sizes in process `pid`; `fast` are the nodes of the fast tier.
+    pub fn find(root: &Path, pid: Pid, node_bytes: &[u64], fast: &[NodeId]) -> Result<Self, Fault> {
         let maps = read_maps(root, pid)
             .map_err(|error| Fault::Guest(format!("has no readable memory: {error}")))?;
         let nodes = nodes_among(&maps, node_bytes)?.into_iter();

@@ -207,7 +207,7 @@ impl<'a> Guests<'a> {
                 &self.bed.root,
                 guest.pid(),
                 &start.node_bytes,
-                self.bed.fast,
+                self.bed.tiers.fastest(),
             )
         });
         self.memories = memories.collect::<Result<_, _>>()?;

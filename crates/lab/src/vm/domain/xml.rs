@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 
 use demeter_policy::provision::ProvisionerKind;
 
-use super::super::elastic::{Elastic, MemoryDevice, agent_socket};
-use super::super::memory::NodeSizes;
+use super::super::elastic::{Elastic, MemoryDevice, agent_socket, device_space_mib};
 use super::super::qemu::{CPU, KERNEL_ARGS, Parts};
 use crate::link::PORT_NAME;
 
@@ -19,7 +18,7 @@ pub fn link(folder: &Path) -> PathBuf {
 pub fn xml(parts: &Parts, name: &str) -> String {
     let path = |path: &Path| escaped(&path.display().to_string());
     let vcpus = parts.machine.vcpus;
-    let NodeSizes { fast_mib, slow_mib } = parts.sizes;
+    let [fast_mib, slow_mib] = ram_of_tiers(parts);
     let name = escaped(name);
     let allocation = match parts.prealloc {
         true => "<allocation mode='immediate'/>",
@@ -107,8 +106,7 @@ fn plugged(parts: &Parts) -> Plugged {
         return Plugged::default();
     };
     let all = elastic.memory_devices();
-    let NodeSizes { fast_mib, slow_mib } = parts.sizes;
-    let most_mib = fast_mib + slow_mib + elastic.device_space_mib();
+    let most_mib = ram_of_tiers(parts).iter().sum::<u64>() + device_space_mib(parts.nodes);
     let (mut devices, mut places) = (String::new(), String::new());
     for device in &all {
         let MemoryDevice {
@@ -146,7 +144,12 @@ fn plugged(parts: &Parts) -> Plugged {
     }
 }
 
-/// Memory tiers reported by the firmware.
+/// RAM of the fast and of the slow node, MiB: VMs of other nodes are no domains.
+fn ram_of_tiers(parts: &Parts) -> [u64; 2] {
+    [0, 1].map(|node| parts.nodes.get(node).map_or(0, |node| node.ram_mib))
+}
+
+/// What the firmware tells of the nodes.
 fn tiers(parts: &Parts) -> String {
     let mut text = String::new();
     let tiers = [&parts.machine.fast, &parts.machine.slow];
@@ -177,6 +180,7 @@ fn escaped(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::memory::VmNode;
     use super::super::super::memory::tests::machine;
     use super::*;
 
@@ -193,10 +197,10 @@ mod tests {
                 machine: &machine(60, 220),
                 cpu_properties: &[],
                 dilation: 8,
-                sizes: NodeSizes {
-                    fast_mib: 100,
-                    slow_mib: 300,
-                },
+                nodes: &[100, 300].map(|ram_mib| VmNode {
+                    ram_mib,
+                    plug_mib: 0,
+                }),
                 elastic: None,
                 prealloc: true,
                 has_events: false,
