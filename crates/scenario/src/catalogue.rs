@@ -305,7 +305,7 @@ catalogue! {
     }
     HeteroOs {
         name: "heteroos",
-        about: "HeteroOS: the hypervisor finds hot memory, the guest moves it",
+        about: "HeteroOS: the hypervisor finds hot memory, guests move it",
         source: "HeteroOS, ISCA 2017",
         runs_on: &[P::Sim],
         color: None,
