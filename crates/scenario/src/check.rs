@@ -12,9 +12,9 @@ use crate::{Error, Lab, Machine, MachinePlace, Place, Scenario, Sim, System, Tie
 const DURATION_MAX_S: u64 = 3600;
 /// Longest soak, seconds: a week. A soak keeps no points in time.
 const SOAK_MAX_S: u64 = 7 * 24 * 3600;
-/// Largest tier, MiB (16 TiB): keeps every sum of sizes far from overflow.
+/// Largest tier, MiB (16 TiB); sums of sizes cannot overflow.
 pub(crate) const TIER_MAX_MIB: u64 = 1 << 24;
-/// Largest stretch of memory delays.
+/// Largest factor for memory delays.
 const DILATION_MAX: u64 = 1000;
 /// Maximum number of VMs on the simulator, and of those that share cores: a translation has six bits for the VM's
 /// number.
@@ -26,9 +26,9 @@ const CORES_MAX: u32 = 1024;
 const SCALE_BITS_MAX: u32 = 9;
 /// Most address space that a program reserves around a mapping, MiB (256 GiB).
 pub(crate) const RESERVE_MAX_MIB: u64 = 256 << 10;
-/// Longest latency of a tier, nanoseconds.
+/// Highest latency of a tier, nanoseconds.
 pub(crate) const LATENCY_MAX_NS: u64 = 1_000_000;
-/// Most bandwidth of a tier, GB/s.
+/// Highest bandwidth of a tier, GB/s.
 pub(crate) const BANDWIDTH_MAX_GBPS: u64 = 10_000;
 
 impl Scenario {

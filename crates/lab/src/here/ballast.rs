@@ -122,7 +122,7 @@ impl Part {
         }
         let part = Self { base, bytes };
         bind(base as u64, bytes as u64, &[node], libc::MPOL_BIND)?;
-        // SAFETY: locks, and thereby fills, exactly the mapping above.
+        // SAFETY: locks, and thereby populates, exactly the mapping above.
         match unsafe { libc::mlock(part.base, part.bytes) } {
             0 => Ok(part),
             _ => Err(io::Error::last_os_error()),

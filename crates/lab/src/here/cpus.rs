@@ -42,7 +42,7 @@ pub fn allowed() -> io::Result<Vec<u32>> {
 
 /// Keeps this thread on `cpus`. Safe between fork and exec.
 pub fn pin(cpus: &[u32]) -> io::Result<()> {
-    // SAFETY: a set of CPUs is plain bits; numbers beyond it are left out.
+    // SAFETY: a CPU set is plain bits; larger numbers are skipped.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         for &cpu in cpus.iter().filter(|&&cpu| (cpu as i32) < libc::CPU_SETSIZE) {

@@ -34,7 +34,7 @@ pub mod field {
     pub const FITTING: usize = 56;
     /// 64 bits: the address that the emulator reported for the page.
     pub const PAGE_REPORTED: usize = 64;
-    /// 64 bits for each node: where the plugin takes it to begin.
+    /// 64 bits for each node: its start, as the plugin knows it.
     pub const NODE_GPA: usize = 72;
 }
 

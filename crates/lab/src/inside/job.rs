@@ -130,8 +130,7 @@ fn course(
     Ok(())
 }
 
-/// Waits until the workload has filled its memory, whose accesses then do not count. Returns its hot
-/// sets where they are known.
+/// Waits until the workload has populated its memory; these accesses do not count. Returns its hot sets, if known.
 pub fn fill(bed: &Testbed<'_>, workload: &mut Workload<'_>) -> Result<Option<Vec<HotSet>>, Fault> {
     let hot = workload.fill()?;
     for pid in workload.pids() {
@@ -196,7 +195,7 @@ pub fn watch(
                 }))?;
             }
             Next::Shift(t_s, hot) => {
-                // Where nobody can see where the first hot set lies, nobody sees the next one.
+                // If the first hot set's placement is not visible, that of the next is not either.
                 observers = observers.map(|_| watched(hot));
                 say(VmMessage::Shift { t_s })?;
             }

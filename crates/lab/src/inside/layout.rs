@@ -1,10 +1,10 @@
 //! Agreement with the emulator's plugin on the memory layout.
 //!
-//! Problem: the plugin must tell from what the emulator reports of an access in which node it fell,
-//! and emulators report that in several ways. Approach: as soon as the VM is up, some pages of each
-//! node, whose physical addresses the kernel tells, are shown to the plugin, which keeps the way
-//! that fits them all. Pages lie anywhere, so that where each node begins is compared by
-//! itself. Where anything differs, nothing that the VM measured could be trusted, and it ends.
+//! Problem: the plugin must derive the node of an access from the address that the emulator reports, and emulators
+//! report addresses in several formats. Approach: right after boot, the VM shows the plugin some pages of each node
+//! with the physical addresses that the kernel reports. The plugin selects the format that matches all of them. As
+//! pages may lie anywhere, the start of each node is also compared. On any mismatch the VM stops, since its
+//! measurements would be meaningless.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -19,10 +19,10 @@ use super::fault::Fault;
 use super::zones::node_range;
 use crate::workload::region::Region;
 
-/// How many pages of each node are shown.
+/// Number of pages shown per node.
 const PAGES: u64 = 16;
 
-/// Shows pages of the machine's nodes to the plugin; fails when it does not find them where the kernel says they are.
+/// Shows pages of the machine's nodes to the plugin; fails if the plugin's addresses differ from the kernel's.
 pub fn agree(root: &Path, machine: &Machine) -> Result<(), Fault> {
     let page = ControlPage::map(root)?;
     // It is still set if the VM was reset during a run.

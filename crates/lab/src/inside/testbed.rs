@@ -21,7 +21,7 @@ pub struct Testbed<'a> {
     pub tiers: Tiers,
     /// How nodes come and go in the timed phase.
     pub plugs: Vec<Plug>,
-    /// Folder with our own programs, the agent among them.
+    /// Folder of our own programs, including the agent.
     pub programs: PathBuf,
     /// The agent's configuration.
     pub agent_config: PathBuf,

@@ -24,7 +24,7 @@ use crate::workload::{Event, Rate};
 /// The cgroup of a copy that may not use all nodes.
 const CPUSET: &str = "/sys/fs/cgroup/bounded";
 
-/// What a system manages the memory of. Its processes are gone when this is dropped.
+/// The processes under management; dropping this ends them.
 #[derive(Debug)]
 pub enum Workload<'a> {
     /// Copies of one of our own programs.
@@ -47,9 +47,9 @@ pub struct Speed {
 pub enum Next {
     /// An interval has ended: seconds into the phase, and the speed.
     Interval(f64, Speed),
-    /// The hot sets have moved: seconds into the phase, and where they are now.
+    /// The hot sets have moved: seconds into the phase, and their new ranges.
     Shift(f64, Vec<HotSet>),
-    /// The phase is over: its length in seconds, and the speed in all of it.
+    /// The phase has ended: its length in seconds, and the overall speed.
     Done(f64, Speed),
 }
 
@@ -77,7 +77,7 @@ impl<'a> Workload<'a> {
         )?))
     }
 
-    /// Waits until it has filled its memory. Returns its hot sets where all are known.
+    /// Waits until memory is populated. Returns the hot sets, if all are known.
     pub fn fill(&mut self) -> Result<Option<Vec<HotSet>>, Fault> {
         match self {
             Self::Own(copies) => copies.iter_mut().map(OwnProgram::fill).collect(),
@@ -85,8 +85,8 @@ impl<'a> Workload<'a> {
         }
     }
 
-    /// The process that, with its descendants, is the workload. Programs may come and go, and there may be several: theirs
-    /// is the one that starts them, this one.
+    /// The process that is, with its descendants, the workload. Real programs may come and go, and there may be several
+    /// copies: for them it is this process, which starts them.
     pub fn target(&self) -> Pid {
         match self {
             Self::Own(copies) if copies.len() == 1 => copies[0].pid(),
@@ -211,7 +211,7 @@ fn next_of(copies: &mut [OwnProgram<'_>]) -> Result<Next, Fault> {
     }
 }
 
-/// One of our own programs that was started and not yet waited for; killed when dropped.
+/// A running program of our own; dropping it kills it.
 #[derive(Debug)]
 pub struct OwnProgram<'a> {
     child: Child,
@@ -225,7 +225,7 @@ pub struct OwnProgram<'a> {
 }
 
 impl<'a> OwnProgram<'a> {
-    /// Starts a copy of the job's workload, which first fills its memory. Copies run on the sockets in turn.
+    /// Starts a copy of the job's workload, which first populates its memory. Copies run on the sockets in turn.
     pub fn start(bed: &Testbed<'a>, job: &Job, copy: u32) -> Result<Self, Fault> {
         let machine = &job.scenario.machine;
         let socket = copy % machine.sockets();
@@ -277,7 +277,7 @@ impl<'a> OwnProgram<'a> {
         Pid(self.child.id())
     }
 
-    /// Returns its hot set, where it has one that it knows.
+    /// Waits for the hot set; none if the program has none.
     fn fill(&mut self) -> Result<Option<HotSet>, Fault> {
         match self.next_event()? {
             Event::Ready { hot_bytes: 0, .. } => Ok(None),

@@ -16,13 +16,13 @@ pub fn node_free_mib(root: &Path, node: u32) -> Result<u64, Fault> {
     Ok(pages * PAGE_SIZE / MIB)
 }
 
-/// The same of several nodes together.
+/// Free memory of several nodes together, MiB.
 pub fn nodes_free_mib(root: &Path, nodes: impl IntoIterator<Item = NodeId>) -> Result<u64, Fault> {
     let free = nodes.into_iter().map(|node| node_free_mib(root, node.0));
     free.sum()
 }
 
-/// Physical addresses that a node spans, `[start, end)`.
+/// Physical address range of a node, `[start, end)`.
 pub fn node_range(root: &Path, node: u32) -> Result<(u64, u64), Fault> {
     let zones = zones_of(root, node)?;
     let zones = zones.iter().filter(|zone| zone.spanned > 0);

@@ -23,7 +23,7 @@ pub struct OwnCgroup {
 }
 
 impl OwnCgroup {
-    /// Makes it at `path` below `root`; `fast` are the nodes of the fast tier.
+    /// Creates the cgroup at `path` below `root`; `fast` are the nodes of the fast tier.
     pub fn make(root: &Path, path: &Path, fast: &[NodeId]) -> Result<Self, Fault> {
         let dir = root.join(path.strip_prefix("/").unwrap_or(path));
         let top = dir.parent().unwrap_or(root).join(CONTROLLERS);

@@ -78,7 +78,7 @@ pub struct Programs<'a> {
 }
 
 impl<'a> Programs<'a> {
-    /// Nothing runs yet. The kernel's counters are read below `root`, and cgroups made there; `fast` are the nodes
+    /// Programs that do not run yet. Kernel counters are read and cgroups created below `root`; `fast` are the nodes
     /// of the fast tier.
     ///
     /// # Errors

@@ -8,8 +8,8 @@ use demeter_scenario::{Machine, Tier};
 use super::memory::{NodeSizes, PLUG_ALIGN_MIB, VmNode};
 use super::monitor::own_qmp_socket;
 
-/// Memory that each node of a VM with memory devices is booted with beside the kernel's own, so
-/// that there is room for what describes the pages to come, MiB.
+/// Boot memory of each node beside the kernel's own, MiB, for VMs with memory devices. It holds the page descriptors of
+/// hotplugged memory.
 const BOOT_MIB: [u64; 2] = [64, 32];
 
 /// With less RAM than this, no RAM is above 4 GiB (-machine pc), MiB.
@@ -31,9 +31,9 @@ pub struct Elastic {
 /// A memory device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryDevice {
-    /// The node that its memory is of.
+    /// The node of its memory.
     pub node: usize,
-    /// As much as it can have, MiB.
+    /// Its maximum size, MiB.
     pub size_mib: u64,
     /// Address of its memory, MiB; the emulator's plugin needs it.
     pub at_mib: u64,
@@ -166,7 +166,7 @@ fn gap_mib(nodes: &[VmNode]) -> u64 {
         .next_multiple_of(PLUG_ALIGN_MIB)
 }
 
-/// A kernel module that has to be loaded in the VM.
+/// A kernel module that the VM must load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Module {
     /// Our own balloon.

@@ -30,7 +30,7 @@ const HIGH_MEMORY_MIB: u64 = 84;
 /// The emulator's own memory.
 const EMULATOR_MIB: u64 = 512;
 
-/// The kernel adds memory that is plugged in by blocks of this size.
+/// Block size in which the kernel adds memory, MiB. Equals PLUG_ALIGN in plugin/memory_model.h.
 pub const PLUG_ALIGN_MIB: u64 = 128;
 
 /// One node of a VM, MiB.
@@ -95,7 +95,7 @@ fn ram_with_usable(usable: &[u64], initramfs_mib: u64) -> Vec<u64> {
     ram
 }
 
-/// Memory of a VM as a whole, MiB.
+/// Sizes of a VM's two nodes, MiB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NodeSizes {
     /// Node 0.

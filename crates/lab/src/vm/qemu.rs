@@ -134,9 +134,9 @@ pub struct Parts<'a> {
     pub cpu_properties: &'a [String],
     /// Factor by which slow memory's delay is stretched.
     pub dilation: u64,
-    /// Memory of the nodes.
+    /// Sizes of the nodes.
     pub nodes: &'a [VmNode],
-    /// How its memory can be changed, if it can.
+    /// Resize parameters, if its memory is resizable.
     pub elastic: Option<&'a Elastic>,
     /// Whether all its memory is backed from the start.
     pub prealloc: bool,
@@ -242,7 +242,7 @@ impl Parts<'_> {
                 false => format!("memhp_default_state=online_movable {KERNEL_ARGS}"),
             },
         );
-        // Appended to: a VM that is started again goes on in the same log.
+        // Appended to, so that a restarted VM continues in the same log.
         let console = format!(
             "file,id=console,append=on,path={}",
             quoted(&self.console_log())
@@ -378,7 +378,7 @@ fn distances(sockets: u32, nodes: &[MachineNode]) -> Vec<String> {
     numbered().flat_map(value).collect()
 }
 
-/// A path inside an option list, where a comma would end the value.
+/// A path in an option list, with commas escaped.
 pub fn quoted(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
 }

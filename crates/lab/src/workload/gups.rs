@@ -28,7 +28,7 @@ const THREADS_MAX: i64 = 1024;
 
 const SHARED_BY_MAX: i64 = 64;
 
-/// How often a thread that is idle looks whether it still is.
+/// Interval at which an idle thread checks whether it is still idle.
 const NAP: Duration = Duration::from_millis(100);
 
 /// Random 8-byte updates with a hot set

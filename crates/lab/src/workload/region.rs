@@ -11,7 +11,7 @@ use super::Error;
 /// Alignment of a region: the size of a huge page on x86-64.
 const ALIGN_BYTES: usize = 2 << 20;
 
-/// What mbind(2) binds: whole pages of this size.
+/// Page size of mbind(2).
 pub(crate) const PAGE_BYTES: u64 = 4096;
 
 /// How a region is mapped.
@@ -23,7 +23,7 @@ pub(crate) struct Mapping {
     pub(crate) reserve_bytes: u64,
 }
 
-/// An anonymous mapping, aligned to 2 MiB, not touched yet.
+/// An untouched anonymous mapping, aligned to 2 MiB.
 ///
 /// It is accessed as words shared by several threads. The system decides on huge pages.
 pub(crate) struct Region {
@@ -102,7 +102,7 @@ impl Region {
         unsafe { std::slice::from_raw_parts(self.first, self.words) }
     }
 
-    /// Has all its pages come from these nodes when they are touched, by `mode` of mbind(2).
+    /// Sets the nodes of all its pages for first touch: mbind(2) with `mode`.
     pub(crate) fn set_policy(&self, nodes: &[u32], mode: libc::c_int) -> Result<(), Error> {
         let ids: Vec<NodeId> = nodes.iter().copied().map(NodeId).collect();
         let bytes = (self.words * size_of::<AtomicU64>()) as u64;
@@ -115,8 +115,8 @@ impl Region {
         })
     }
 
-    /// Has pages of the byte offsets `range` (widened to whole pages) come from `node` by
-    /// preference, when they are touched: mbind(2) with MPOL_PREFERRED.
+    /// Sets the preferred node of the byte offsets `range` (widened to whole pages) for first touch: mbind(2) with
+    /// MPOL_PREFERRED.
     pub(crate) fn prefer_node(&self, range: &Range<u64>, node: u32) -> Result<(), Error> {
         if node >= u64::BITS {
             return Err(Error::Arguments(format!(
@@ -133,8 +133,7 @@ impl Region {
     }
 }
 
-/// Says where the pages of a range of ours come from when they are touched: mbind(2) with `mode`, to
-/// some of the nodes from 0 to 63.
+/// Sets the nodes for the first touch of a range of our memory: mbind(2) with `mode`, for nodes from 0 to 63.
 pub(crate) fn bind(start: u64, bytes: u64, nodes: &[NodeId], mode: libc::c_int) -> io::Result<()> {
     let mut mask = 0;
     for node in nodes {
@@ -142,8 +141,8 @@ pub(crate) fn bind(start: u64, bytes: u64, nodes: &[NodeId], mode: libc::c_int) 
             .checked_shl(node.0)
             .ok_or(io::ErrorKind::InvalidInput)?;
     }
-    // SAFETY: mbind reads one word of mask and changes no memory, only where pages come from. The
-    // kernel takes one bit less than `maxnode` says.
+    // SAFETY: mbind reads one word of mask and changes only page placement, not memory. The kernel uses one bit less
+    // than `maxnode`.
     let done = unsafe {
         libc::syscall(
             libc::SYS_mbind,

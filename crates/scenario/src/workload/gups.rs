@@ -18,7 +18,7 @@ const SHARED_BY_MAX: u32 = 64;
 /// Most copies of the program.
 const COPIES_MAX: u32 = 16;
 
-/// MiB of a block, of which scattered hot sets are made.
+/// Size of a block in MiB; scattered hot sets consist of blocks.
 const BLOCK_MIB: u64 = 2;
 
 /// Parameters of gups.

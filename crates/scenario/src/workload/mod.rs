@@ -77,7 +77,7 @@ pub(crate) trait Parameters {
         None
     }
 
-    /// When the hot set jumps or changes its size, seconds into the timed phase.
+    /// Times at which the hot set jumps or changes its size, seconds into the timed phase.
     fn hot_changes_s(&self) -> Vec<u64> {
         vec![]
     }
@@ -215,7 +215,7 @@ impl Workload {
         self.parameters().lab_only()
     }
 
-    /// When the hot set jumps or changes its size, seconds into the timed phase.
+    /// Times at which the hot set jumps or changes its size, seconds into the timed phase.
     pub fn hot_changes_s(&self) -> Vec<u64> {
         self.parameters().hot_changes_s()
     }

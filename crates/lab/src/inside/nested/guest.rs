@@ -126,7 +126,7 @@ pub struct GuestMemory {
 }
 
 impl GuestMemory {
-    /// Finds the mappings of nodes of these sizes in process `pid`; `fast` are the nodes of the fast tier.
+    /// Finds the mappings of nodes with these sizes in process `pid`; `fast` are the nodes of the fast tier.
     pub fn find(root: &Path, pid: Pid, node_bytes: &[u64], fast: &[NodeId]) -> Result<Self, Fault> {
         let maps = read_maps(root, pid)
             .map_err(|error| Fault::Guest(format!("has no readable memory: {error}")))?;

@@ -149,7 +149,7 @@ fn ram_of_tiers(parts: &Parts) -> [u64; 2] {
     [0, 1].map(|node| parts.nodes.get(node).map_or(0, |node| node.ram_mib))
 }
 
-/// What the firmware tells of the nodes.
+/// Memory tiers reported by the firmware.
 fn tiers(parts: &Parts) -> String {
     let mut text = String::new();
     let tiers = [&parts.machine.fast, &parts.machine.slow];
