@@ -331,7 +331,7 @@ fn other_peoples_kdamonds_are_left_alone() {
     damon.write("0/state", "on\n");
     damon.write("0/contexts/0/operations", "paddr\n");
     let error = tracker(&damon).err().unwrap().to_string();
-    assert!(error.contains("somebody else"), "{error}");
+    assert!(error.contains("another program"), "{error}");
     assert_eq!(
         (damon.text("nr_kdamonds"), damon.text("0/state")),
         ("1".into(), "on".into())
