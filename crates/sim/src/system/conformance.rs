@@ -170,8 +170,11 @@ fn what_a_system_has_for_itself_is_told_and_does_not_depend_on_the_scale() {
             _ => 0.0 < coarse && coarse <= 16.0,
         };
         let is_same = (coarse - fine).abs() <= 0.25 * coarse.max(fine);
-        // A larger page is sampled sooner, and PACT knows those that were.
-        let depends_on_scale = matches!(system, System::Nomad | System::Pact);
+        // A larger page is sampled sooner. PACT knows those that were, and DAMON's tuned interval makes other regions.
+        let depends_on_scale = matches!(
+            system,
+            System::Nomad | System::Pact | System::LinuxDamonAuto
+        );
         if !is_as_expected || !(is_same || depends_on_scale) {
             wrong.push((system, coarse, fine));
         }
