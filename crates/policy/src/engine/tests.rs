@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use super::conformance::{EpochScript, HARDWARE, PID, Plain, Script, WORTH_MUCH, hot_set};
 use super::{BATCH_BLOCKS, ByHeat, Direction, Engine, Input, Misuse, NodeFacts, Request, Stage};
+use crate::damon::Prospect;
 use crate::{
     BLOCK_SIZE, Block, ByLevel, ByteCount, GuestVirtAddr, LEVELS, Observation, Pid, Placement,
     Sample, Spread, VirtRange,
@@ -72,6 +73,33 @@ fn the_hot_set_comes_into_fast_memory_and_then_nothing_moves() {
         "{set:?}"
     );
     assert!(set.fast_hit_permille.unwrap() > 900);
+}
+
+#[test]
+fn an_agent_is_calm_until_moved_memory_earns_less_than_before() {
+    let script = hot_set(100, 300, 350..400, 60);
+    let mut plain = hardware(&script);
+    assert_eq!(plain.engine.prospect(), Prospect::OPEN);
+    run(&mut plain, &script.epochs);
+    let settled = plain.engine.prospect();
+    assert!(settled.is_calm && settled.earned > 0.0, "{settled:?}");
+    // One hot block is left, and is accessed less. Nothing is worth a move.
+    let moved = plain.engine.figures().promoted;
+    let quiet = EpochScript {
+        grown: 0,
+        samples: vec![360; 10],
+    };
+    run(&mut plain, &vec![quiet.clone(); 12]);
+    assert_eq!(plain.engine.figures().promoted, moved);
+    let falling = plain.engine.prospect();
+    assert!(!falling.is_calm, "{falling:?}");
+    // After a while the old income is forgotten.
+    run(&mut plain, &vec![quiet; 100]);
+    let quiet = plain.engine.prospect();
+    assert!(
+        quiet.is_calm && quiet.earned < settled.earned / 10.0,
+        "{quiet:?}"
+    );
 }
 
 #[test]

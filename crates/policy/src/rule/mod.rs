@@ -249,12 +249,8 @@ impl Rule {
 
     /// Time that moves may cost now, seconds: the tokens, and the steady income of the next sixteen seconds.
     pub(crate) fn spendable_s(&self) -> f64 {
-        self.tokens_s + self.steady_income().max(0.0) * window_s(STEADY_WINDOWS - 1)
-    }
-
-    /// Income that was there in each of the shortest windows, seconds a second.
-    fn steady_income(&self) -> f64 {
-        self.income.iter().copied().fold(f64::INFINITY, f64::min)
+        let steady = self.income.iter().copied().fold(f64::INFINITY, f64::min);
+        self.tokens_s + steady.max(0.0) * window_s(STEADY_WINDOWS - 1)
     }
 
     /// Whether it has been measured what moves cost.
