@@ -330,22 +330,9 @@ mod tests {
 
     fn gups() -> Gups {
         Gups {
-            size_mib: 800,
-            hot_mib: 100,
-            hot_weight: 0.9,
             reverse: true,
-            threads: 1,
             shift_at_s: Some(30),
-            phases: vec![],
-            in_flight: 1,
-            scattered: false,
-            compute_ns: 0,
-            copies: 1,
-            bind: vec![],
-            interleave: vec![],
-            cpuset: vec![],
-            shared_by: 1,
-            reserve_mib: 0,
+            ..Gups::new(800, 100, 0.9)
         }
     }
 

@@ -198,23 +198,13 @@ impl Draw {
         let scattered = self.is_heads();
         // Scattered hot sets consist of whole blocks.
         let whole = |mib: u64| if scattered { (mib & !1).max(2) } else { mib };
+        let (hot_mib, hot_weight) = (self.hot_mib(size_mib), self.even(0.5..=0.99));
         Workload::Gups(Gups {
-            size_mib: whole(size_mib),
-            hot_mib: whole(self.hot_mib(size_mib)),
-            hot_weight: self.even(0.5..=0.99),
             reverse: self.is_heads(),
             threads,
-            shift_at_s: None,
-            phases: vec![],
-            in_flight: 1,
             scattered,
             compute_ns,
-            copies: 1,
-            bind: vec![],
-            interleave: vec![],
-            cpuset: vec![],
-            shared_by: 1,
-            reserve_mib: 0,
+            ..Gups::new(whole(size_mib), whole(hot_mib), hot_weight)
         })
     }
 

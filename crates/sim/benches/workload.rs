@@ -31,22 +31,8 @@ fn kinds() -> Vec<(&'static str, Kind)> {
         })
     };
     let gups = Gups {
-        size_mib: SIZE_MIB,
-        hot_mib: 1 << 10,
-        hot_weight: 0.9,
         reverse: true,
-        threads: 1,
-        shift_at_s: None,
-        phases: vec![],
-        in_flight: 1,
-        scattered: false,
-        compute_ns: 0,
-        copies: 1,
-        bind: vec![],
-        interleave: vec![],
-        cpuset: vec![],
-        shared_by: 1,
-        reserve_mib: 0,
+        ..Gups::new(SIZE_MIB, 1 << 10, 0.9)
     };
     let memlat = Memlat {
         size_mib: SIZE_MIB,

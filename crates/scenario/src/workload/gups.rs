@@ -94,6 +94,30 @@ pub struct Phase {
     pub hot_mib: u64,
 }
 
+impl Gups {
+    /// One with these sizes and weight, and the default of each other key.
+    pub fn new(size_mib: u64, hot_mib: u64, hot_weight: f64) -> Self {
+        Self {
+            size_mib,
+            hot_mib,
+            hot_weight,
+            reverse: false,
+            threads: one(),
+            shift_at_s: None,
+            phases: vec![],
+            in_flight: one(),
+            scattered: false,
+            compute_ns: 0,
+            copies: one(),
+            bind: vec![],
+            interleave: vec![],
+            cpuset: vec![],
+            shared_by: one(),
+            reserve_mib: 0,
+        }
+    }
+}
+
 impl Phase {
     /// Whether the program accesses nothing.
     pub fn is_idle(&self) -> bool {
