@@ -45,6 +45,24 @@ impl Machine {
         machine
     }
 
+    /// With the files of so many targets, each with so many regions.
+    fn with_regions(targets: u32, regions: u32) -> Self {
+        let machine = Self::new();
+        let write = |file: String| machine.write(&format!("{ADMIN}/0/contexts/0/{file}"), "");
+        for target in 0..targets {
+            write(format!("targets/{target}/pid_target"));
+            write(format!("targets/{target}/regions/nr_regions"));
+            for region in 0..regions {
+                write(format!("targets/{target}/regions/{region}/start"));
+                write(format!("targets/{target}/regions/{region}/end"));
+            }
+        }
+        for file in ["min", "max"] {
+            write(format!("monitoring_attrs/nr_regions/{file}"));
+        }
+        machine
+    }
+
     fn root(&self) -> &Path {
         self.0.path()
     }
@@ -280,20 +298,8 @@ fn without_a_way_to_remember_it_the_statistic_stays_on() {
 /// A process that had many regions may have few now, while another has many.
 #[test]
 fn fillers_are_bounded_whichever_process_had_the_regions() {
-    let machine = Machine::new();
+    let machine = Machine::with_regions(2, 100);
     let context = format!("{ADMIN}/0/contexts/0");
-    for file in ["nr_regions/min", "nr_regions/max"] {
-        machine.write(&format!("{context}/monitoring_attrs/{file}"), "");
-    }
-    for target in 0..2 {
-        let target = format!("{context}/targets/{target}");
-        machine.write(&format!("{target}/pid_target"), "");
-        machine.write(&format!("{target}/regions/nr_regions"), "");
-        for region in 0..100 {
-            machine.write(&format!("{target}/regions/{region}/start"), "");
-            machine.write(&format!("{target}/regions/{region}/end"), "");
-        }
-    }
     let kdamond = machine.claim(Statistic::TurnOff).unwrap().remove(0);
     for many_first in [true, false, true] {
         let counts = if many_first { [100, 2] } else { [2, 100] };
@@ -327,18 +333,9 @@ fn fillers_are_bounded_whichever_process_had_the_regions() {
 
 #[test]
 fn files_of_regions_are_kept_and_what_is_left_of_them_watches_nothing() {
-    let machine = Machine::new();
+    let machine = Machine::with_regions(1, 4);
     let context = format!("{ADMIN}/0/contexts/0");
     let regions = format!("{context}/targets/0/regions");
-    machine.write(&format!("{context}/targets/0/pid_target"), "");
-    machine.write(&format!("{regions}/nr_regions"), "");
-    for file in ["nr_regions/min", "nr_regions/max"] {
-        machine.write(&format!("{context}/monitoring_attrs/{file}"), "");
-    }
-    for region in 0..4 {
-        machine.write(&format!("{regions}/{region}/start"), "");
-        machine.write(&format!("{regions}/{region}/end"), "");
-    }
     let kdamond = machine.claim(Statistic::TurnOff).unwrap().remove(0);
     let watch = |pid: u32, blocks: std::ops::Range<u64>| {
         let range = |block| VirtRange::new(Block(block).start(), Block(block + 1).start()).unwrap();
@@ -382,18 +379,9 @@ fn files_of_regions_are_kept_and_what_is_left_of_them_watches_nothing() {
 /// Kernels split regions larger than all memory divided by the minimum number of regions, and merge smaller ones.
 #[test]
 fn no_kernel_has_a_reason_to_split_or_merge() {
-    let machine = Machine::new();
+    let machine = Machine::with_regions(1, 40);
     let context = format!("{ADMIN}/0/contexts/0");
     let regions = format!("{context}/targets/0/regions");
-    machine.write(&format!("{context}/targets/0/pid_target"), "");
-    machine.write(&format!("{regions}/nr_regions"), "");
-    for file in ["nr_regions/min", "nr_regions/max"] {
-        machine.write(&format!("{context}/monitoring_attrs/{file}"), "");
-    }
-    for region in 0..40 {
-        machine.write(&format!("{regions}/{region}/start"), "");
-        machine.write(&format!("{regions}/{region}/end"), "");
-    }
     let kdamond = machine.claim(Statistic::TurnOff).unwrap().remove(0);
     for blocks in [1, 2, 3, 40, 23, 12] {
         let range = |block| VirtRange::new(Block(block).start(), Block(block + 1).start()).unwrap();
