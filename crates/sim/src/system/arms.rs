@@ -1,4 +1,4 @@
-//! ARMS: tiering without thresholds that somebody has to tune.
+//! ARMS: tiering without thresholds to tune.
 //!
 //! Yadalam et al., arXiv 2508.04417 (2025); numbers as in the authors' code (`arms_kernel.h`, `arms_kernel.cpp`, built for
 //! their machine without Optane memory).

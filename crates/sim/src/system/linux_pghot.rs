@@ -132,7 +132,7 @@ impl Pghot {
         }
     }
 
-    /// Somebody has accessed a page.
+    /// Takes a report of an access to a page.
     fn report(&mut self, gva: GuestVirtAddr, guest: &Guest, now_ps: u64) {
         let Some((entry, size)) = guest.tables.find(gva) else {
             return;
@@ -161,7 +161,7 @@ impl Pghot {
         }
     }
 
-    /// The turn of `kmigrated`: promotes what is ready, as far as there is room.
+    /// The turn of `kmigrated`: promotes ready pages while there is room.
     fn promote(&mut self, guest: &mut Guest, actor: &mut Actor<'_>) {
         let now_ms = actor.now_ps() / PS_PER_MS;
         self.look_at_sections(guest, actor);
