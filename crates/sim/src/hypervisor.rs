@@ -2,13 +2,12 @@
 //!
 //! Host-physical memory holds the second-level tables of all VMs, then the fast tier, then the slow tier.
 
-use demeter_policy::{BLOCK_SIZE, ByteCount, GuestPhysAddr};
+use demeter_policy::{BLOCK_SIZE, ByteCount, GuestPhysAddr, Tier};
 
 use crate::guest::{Node, Watermarks};
 use crate::machine::actor::Actor;
 use crate::machine::flat::Flat;
 use crate::machine::ledger::Cause;
-use crate::machine::memory::TierId;
 use crate::machine::radix::{Address, HUGE_BITS, PageSize, Radix};
 use crate::machine::segment::Segments;
 
@@ -48,7 +47,7 @@ pub(crate) enum BackingPolicy {
         pages: PageSize,
     },
     /// Page by page from this tier while it has free pages.
-    First(TierId),
+    First(Tier),
 }
 
 /// Error: the host has no free memory.
@@ -82,11 +81,11 @@ impl Hypervisor {
     }
 
     /// The tier of a host frame.
-    pub(crate) fn tier_of(&self, frame: u32) -> TierId {
+    pub(crate) fn tier_of(&self, frame: u32) -> Tier {
         if frame >= self.nodes[1].frames().start {
-            TierId::Slow
+            Tier::Slow
         } else {
-            TierId::Fast
+            Tier::Fast
         }
     }
 
@@ -151,8 +150,8 @@ impl Hypervisor {
             }
             BackingPolicy::First(tier) => {
                 let [first, second] = match tier {
-                    TierId::Fast => [0, 1],
-                    TierId::Slow => [1, 0],
+                    Tier::Fast => [0, 1],
+                    Tier::Slow => [1, 0],
                 };
                 let has_room = self.nodes[first].usable() > 0;
                 let frame = has_room.then(|| self.nodes[first].take_page()).flatten();
@@ -240,7 +239,7 @@ impl Hypervisor {
     }
 
     /// Free pages of a tier.
-    pub(crate) fn free_pages(&self, tier: TierId) -> u32 {
+    pub(crate) fn free_pages(&self, tier: Tier) -> u32 {
         self.nodes[tier as usize].free()
     }
 
@@ -255,7 +254,7 @@ impl Hypervisor {
         &mut self,
         backing: &mut Backing,
         gpa: GuestPhysAddr,
-        to: TierId,
+        to: Tier,
         actor: &mut Actor<'_>,
     ) -> bool {
         let Some((entry, PageSize::Base)) = backing.tree.find_mut(gpa) else {
@@ -263,9 +262,9 @@ impl Hypervisor {
         };
         let old = entry.index();
         let from = if old >= self.nodes[1].frames().start {
-            TierId::Slow
+            Tier::Slow
         } else {
-            TierId::Fast
+            Tier::Fast
         };
         if from == to {
             return false;

@@ -1,9 +1,8 @@
-use demeter_policy::{BLOCK_SIZE, ByteCount, MIB};
+use demeter_policy::{BLOCK_SIZE, ByteCount, MIB, Tier};
 
 use super::*;
 use crate::guest::Watermarks;
 use crate::guest::tests::Bench;
-use crate::machine::memory::TierId;
 
 const PAGE: u64 = 4096;
 
@@ -70,10 +69,10 @@ fn a_node_is_watched_by_where_its_pages_are_mapped() {
     let mut bench = bench();
     let base = bench.map(4 * BLOCK_SIZE);
     bench.fill(base, 4 * BLOCK_SIZE);
-    let slow = bench.guest.span(TierId::Slow);
+    let slow = bench.guest.span(Tier::Slow);
     for b in 0..2 {
         let block = demeter_policy::Block(demeter_policy::Block::of(base).0 + b);
-        bench.act(|guest, actor| guest.migrate_block(block, TierId::Slow, actor));
+        bench.act(|guest, actor| guest.migrate_block(block, Tier::Slow, actor));
     }
     // Memory in the fast node is accessed, but not monitored.
     let set = |guest: &mut Guest| {

@@ -8,11 +8,10 @@
 //! # Properties
 //! - Every page stays mapped exactly once; balloon memory is neither free nor mapped.
 
-use demeter_policy::{BLOCK_SIZE, ByteCount, GuestPhysAddr, GuestVirtAddr};
+use demeter_policy::{BLOCK_SIZE, ByteCount, GuestPhysAddr, GuestVirtAddr, Tier};
 
 use super::Guest;
 use crate::machine::actor::Actor;
-use crate::machine::memory::TierId;
 
 impl Guest {
     /// Fast memory outside the balloon.
@@ -78,7 +77,7 @@ impl Guest {
         }
         if !accessed {
             for at in pages {
-                self.migrate_one_of_many(at, TierId::Slow, true, actor);
+                self.migrate_one_of_many(at, Tier::Slow, true, actor);
             }
         }
     }

@@ -2,13 +2,12 @@
 
 use std::ops::Range;
 
-use demeter_policy::GuestVirtAddr;
+use demeter_policy::{GuestVirtAddr, Tier};
 
 use super::Guest;
 use crate::machine::actor::Actor;
 use crate::machine::cost::PS_PER_MS;
 use crate::machine::ledger::Cause;
-use crate::machine::memory::TierId;
 use crate::machine::radix::PageSize;
 use crate::reclaim::Seen;
 
@@ -16,7 +15,7 @@ use crate::reclaim::Seen;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Hint {
     /// The page's node.
-    pub(crate) node: TierId,
+    pub(crate) node: Tier,
     /// Time since the page was marked, ms.
     pub(crate) since_ms: u32,
     /// Whether it was on the active list.
@@ -26,12 +25,12 @@ pub(crate) struct Hint {
 }
 
 impl Guest {
-    /// Marks pages in a range to fault: the slow node's, or from `TierId::Fast` on those of both nodes. Returns whether
+    /// Marks pages in a range to fault: the slow node's, or from `Tier::Fast` on those of both nodes. Returns whether
     /// any was marked. The caller must flush translations.
     pub(crate) fn make_fault(
         &mut self,
         range: Range<GuestVirtAddr>,
-        from: TierId,
+        from: Tier,
         actor: &mut Actor<'_>,
     ) -> bool {
         let now_ms = (actor.now_ps() / PS_PER_MS) as u32;
@@ -72,7 +71,7 @@ impl Guest {
     pub(crate) fn take_accessed(
         &mut self,
         range: Range<GuestVirtAddr>,
-        mut tell: impl FnMut(GuestVirtAddr, PageSize, TierId, bool),
+        mut tell: impl FnMut(GuestVirtAddr, PageSize, Tier, bool),
     ) {
         let middle = self.nodes[1].frames().start;
         let frames = &mut self.frames;
@@ -84,8 +83,8 @@ impl Guest {
                 *seen = Seen::default();
             }
             let tier = match entry.index() >= middle {
-                true => TierId::Slow,
-                false => TierId::Fast,
+                true => Tier::Slow,
+                false => Tier::Fast,
             };
             tell(at, size, tier, seen.is_active());
         });

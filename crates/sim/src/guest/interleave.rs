@@ -1,9 +1,8 @@
 //! Weighted interleaving of fresh memory (`MPOL_WEIGHTED_INTERLEAVE`): some pages to the fast node, then some to the slow one.
 
-use demeter_policy::{BLOCK_SIZE, GuestVirtAddr};
+use demeter_policy::{BLOCK_SIZE, GuestVirtAddr, Tier};
 
 use super::Guest;
-use crate::machine::memory::TierId;
 use crate::machine::radix::PageSize;
 
 /// Where the next page goes.
@@ -21,11 +20,11 @@ impl Interleave {
     }
 
     /// The next page's node.
-    fn next(&mut self) -> TierId {
+    fn next(&mut self) -> Tier {
         let [fast, slow] = self.weights;
         let node = match self.taken < fast {
-            true => TierId::Fast,
-            false => TierId::Slow,
+            true => Tier::Fast,
+            false => Tier::Slow,
         };
         self.taken = (self.taken + 1) % (fast + slow).max(1);
         node
@@ -39,25 +38,25 @@ impl Guest {
         let node = self.interleave.as_mut()?.next();
         let is_huge = self.takes_huge(gva);
         let nodes = match node {
-            TierId::Fast => [TierId::Fast, TierId::Slow],
-            TierId::Slow => [TierId::Slow, TierId::Fast],
+            Tier::Fast => [Tier::Fast, Tier::Slow],
+            Tier::Slow => [Tier::Slow, Tier::Fast],
         };
         let huge = nodes.iter().filter(|_| is_huge).find_map(|&node| {
             let block = self.page_of(node, PageSize::Huge)?;
             Some((PageSize::Huge, block))
         });
         huge.or_else(|| {
-            let base = |&node: &TierId| self.page_of(node, PageSize::Base);
+            let base = |&node: &Tier| self.page_of(node, PageSize::Base);
             Some((PageSize::Base, nodes.iter().find_map(base)?))
         })
     }
 
-    fn page_of(&mut self, node: TierId, size: PageSize) -> Option<u32> {
+    fn page_of(&mut self, node: Tier, size: PageSize) -> Option<u32> {
         let frames = match size {
             PageSize::Base => 1,
             _ => (BLOCK_SIZE >> self.page_bits) as u32,
         };
-        if node == TierId::Fast && !self.fast_has(frames, false) {
+        if node == Tier::Fast && !self.fast_has(frames, false) {
             return None;
         }
         let node = &mut self.nodes[node as usize];
@@ -76,7 +75,7 @@ mod tests {
     fn each_round_has_its_weights() {
         let mut interleave = Interleave::new([3, 2]);
         let nodes: Vec<_> = (0..10).map(|_| interleave.next()).collect();
-        let (fast, slow) = (TierId::Fast, TierId::Slow);
+        let (fast, slow) = (Tier::Fast, Tier::Slow);
         assert_eq!(nodes[..5], [fast, fast, fast, slow, slow]);
         assert_eq!(nodes[..5], nodes[5..]);
     }

@@ -9,13 +9,12 @@
 //! - Mapped memory stays mapped, and no frame is used twice.
 //! - A pass scans at most `pages_to_scan` pages.
 
-use demeter_policy::{BLOCK_SIZE, Block, PAGE_SIZE};
+use demeter_policy::{BLOCK_SIZE, Block, PAGE_SIZE, Tier};
 
 use super::Guest;
 use super::migrate::whole;
 use crate::machine::actor::Actor;
 use crate::machine::ledger::Cause;
-use crate::machine::memory::TierId;
 use crate::machine::radix::PageSize;
 
 /// Blocks of 2 MiB in a pass.
@@ -94,7 +93,7 @@ impl Guest {
         }
         let to = self.node_of_most(&old);
         let per_block = (BLOCK_SIZE >> self.page_bits) as u32;
-        if to == TierId::Fast && !self.fast_has(per_block, false) {
+        if to == Tier::Fast && !self.fast_has(per_block, false) {
             return Found::NoMemory;
         }
         match self.make_huge(block, &old, to, Cause::Kernel, actor) {

@@ -2,12 +2,11 @@
 
 use std::ops::Range;
 
-use demeter_policy::{BLOCK_SIZE, Block, GuestVirtAddr};
+use demeter_policy::{BLOCK_SIZE, Block, GuestVirtAddr, Tier};
 
 use super::Guest;
 use crate::machine::actor::Actor;
 use crate::machine::ledger::Cause;
-use crate::machine::memory::TierId;
 use crate::machine::radix::PageSize;
 
 impl Guest {
@@ -16,7 +15,7 @@ impl Guest {
     pub(crate) fn migrate(
         &mut self,
         gva: GuestVirtAddr,
-        to: TierId,
+        to: Tier,
         flush: bool,
         actor: &mut Actor<'_>,
     ) -> bool {
@@ -37,7 +36,7 @@ impl Guest {
     pub(super) fn migrate_one_of_many(
         &mut self,
         gva: GuestVirtAddr,
-        to: TierId,
+        to: Tier,
         flush: bool,
         actor: &mut Actor<'_>,
     ) -> bool {
@@ -56,8 +55,8 @@ impl Guest {
             return true;
         }
         let taken = match (size, to) {
-            (PageSize::Base, TierId::Slow) => self.slow_page(),
-            (PageSize::Base, TierId::Fast) => self.nodes[0].take_page(),
+            (PageSize::Base, Tier::Slow) => self.slow_page(),
+            (PageSize::Base, Tier::Fast) => self.nodes[0].take_page(),
             _ => self.nodes[to as usize].take_block(),
         };
         let Some(new) = taken else {
@@ -91,7 +90,7 @@ impl Guest {
 
     /// Migrates all pages of a block to a node, as far as memory is free; returns the bytes moved. Translations are
     /// flushed once for all pages.
-    pub(crate) fn migrate_block(&mut self, block: Block, to: TierId, actor: &mut Actor<'_>) -> u64 {
+    pub(crate) fn migrate_block(&mut self, block: Block, to: Tier, actor: &mut Actor<'_>) -> u64 {
         let pages = self.pages_of(block);
         self.migrate_pages(&pages, to, actor)
     }
@@ -101,7 +100,7 @@ impl Guest {
     pub(crate) fn migrate_pages(
         &mut self,
         pages: &[GuestVirtAddr],
-        to: TierId,
+        to: Tier,
         actor: &mut Actor<'_>,
     ) -> u64 {
         let (mut moved, mut bytes) = (vec![], 0);
@@ -139,7 +138,7 @@ impl Guest {
                     actor.flush_huge(at);
                 }
             }
-            actor.copy(Cause::Migrate, TierId::Slow, TierId::Slow, self.bytes(size));
+            actor.copy(Cause::Migrate, Tier::Slow, Tier::Slow, self.bytes(size));
         }
         actor.flush_batch(&moved);
     }
@@ -148,7 +147,7 @@ impl Guest {
     pub(crate) fn migrate_block_singly(
         &mut self,
         block: Block,
-        to: TierId,
+        to: Tier,
         actor: &mut Actor<'_>,
     ) -> u64 {
         let before = self.counts;
@@ -176,11 +175,11 @@ impl Guest {
     }
 
     /// The node that holds most of these frames.
-    pub(super) fn node_of_most(&self, frames: &[u32]) -> TierId {
-        let in_slow = frames.iter().filter(|&&f| self.node_of(f) == TierId::Slow);
+    pub(super) fn node_of_most(&self, frames: &[u32]) -> Tier {
+        let in_slow = frames.iter().filter(|&&f| self.node_of(f) == Tier::Slow);
         match in_slow.count() * 2 >= frames.len() {
-            true => TierId::Slow,
-            false => TierId::Fast,
+            true => Tier::Slow,
+            false => Tier::Fast,
         }
     }
 
@@ -190,7 +189,7 @@ impl Guest {
         &mut self,
         block: Block,
         old: &[u32],
-        to: TierId,
+        to: Tier,
         cause: Cause,
         actor: &mut Actor<'_>,
     ) -> bool {
@@ -229,10 +228,10 @@ impl Guest {
         pages
     }
 
-    pub(super) fn count_move(&mut self, to: TierId, bytes: u64) {
+    pub(super) fn count_move(&mut self, to: Tier, bytes: u64) {
         match to {
-            TierId::Fast => self.counts.promoted_bytes += bytes,
-            TierId::Slow => self.counts.demoted_bytes += bytes,
+            Tier::Fast => self.counts.promoted_bytes += bytes,
+            Tier::Slow => self.counts.demoted_bytes += bytes,
         }
     }
 }

@@ -18,13 +18,12 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use demeter_policy::{
-    BLOCK_SIZE, Block, ByteCount, GuestPhysAddr, GuestVirtAddr, PAGE_SIZE, Pid, VirtRange,
+    BLOCK_SIZE, Block, ByteCount, GuestPhysAddr, GuestVirtAddr, PAGE_SIZE, Pid, Tier, VirtRange,
 };
 
 use crate::hypervisor::reserve;
 use crate::machine::actor::Actor;
 use crate::machine::ledger::Cause;
-use crate::machine::memory::TierId;
 use crate::machine::radix::{HUGE_BITS, PageSize, Radix, table_bytes};
 use crate::program::Region;
 use crate::reclaim::Lists;
@@ -251,17 +250,17 @@ impl Guest {
     }
 
     /// The guest-physical addresses of a node.
-    pub(crate) fn span(&self, node: TierId) -> Range<GuestPhysAddr> {
+    pub(crate) fn span(&self, node: Tier) -> Range<GuestPhysAddr> {
         let frames = self.nodes[node as usize].frames();
         self.gpa(frames.start)..self.gpa(frames.end)
     }
 
     /// The node of a frame, as a tier.
-    pub(crate) fn node_of(&self, frame: u32) -> TierId {
+    pub(crate) fn node_of(&self, frame: u32) -> Tier {
         if frame >= self.nodes[1].frames().start {
-            TierId::Slow
+            Tier::Slow
         } else {
-            TierId::Fast
+            Tier::Fast
         }
     }
 
@@ -271,12 +270,12 @@ impl Guest {
     }
 
     /// Frames of a node that no balloon holds.
-    pub(crate) fn frames_of(&self, node: TierId) -> u32 {
+    pub(crate) fn frames_of(&self, node: Tier) -> u32 {
         self.nodes[node as usize].managed()
     }
 
     /// Free bytes of a node above the watermark of allocations.
-    pub(crate) fn usable(&self, node: TierId) -> ByteCount {
+    pub(crate) fn usable(&self, node: Tier) -> ByteCount {
         ByteCount(u64::from(self.nodes[node as usize].usable()) << self.page_bits)
     }
 

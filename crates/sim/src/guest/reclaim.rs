@@ -1,11 +1,10 @@
 //! Reclaim of a guest's fast node.
 
-use demeter_policy::GuestVirtAddr;
+use demeter_policy::{GuestVirtAddr, Tier};
 
 use super::Guest;
 use crate::machine::actor::Actor;
 use crate::machine::ledger::Cause;
-use crate::machine::memory::TierId;
 use crate::reclaim::{Reclaimable, Seen};
 
 /// The fast node's frames, and the actor that scans them.
@@ -104,7 +103,7 @@ impl Reclaimable for FastNode<'_, '_> {
         *self.guest.frames.seen(frame) = Seen::default();
         let gva = GuestVirtAddr(u64::from(used.page) << self.guest.page_bits);
         self.guest
-            .migrate_one_of_many(gva, TierId::Slow, true, self.actor)
+            .migrate_one_of_many(gva, Tier::Slow, true, self.actor)
     }
 
     fn has_enough(&self) -> bool {

@@ -13,12 +13,11 @@
 //! - A frame is free, mapped once, or a shadow.
 //! - A page with a shadow was not written to since its promotion.
 
-use demeter_policy::GuestVirtAddr;
+use demeter_policy::{GuestVirtAddr, Tier};
 
 use super::Guest;
 use crate::machine::actor::Actor;
 use crate::machine::ledger::Cause;
-use crate::machine::memory::TierId;
 use crate::machine::radix::PageSize;
 
 /// Shadows freed for one missing frame of the slow node.
@@ -36,7 +35,7 @@ impl Guest {
         actor.flush_page(self.page_start(gva, PageSize::Base));
         let before_ps = actor.now_ps();
         let bytes = self.bytes(PageSize::Base);
-        actor.copy(Cause::Migrate, TierId::Slow, TierId::Fast, bytes);
+        actor.copy(Cause::Migrate, Tier::Slow, Tier::Fast, bytes);
         Some((actor.now_ps() - before_ps) >> actor.k)
     }
 
@@ -53,7 +52,7 @@ impl Guest {
             return false;
         };
         let old = entry.index();
-        if self.node_of(old) == TierId::Fast {
+        if self.node_of(old) == Tier::Fast {
             return false;
         }
         let Some(new) = self.nodes[0].take_page() else {
@@ -68,7 +67,7 @@ impl Guest {
         self.written.push((new, PageSize::Base));
         actor.charge_page(Cause::Migrate, actor.costs.migrate_page_ps);
         actor.flush_page(self.page_start(gva, PageSize::Base));
-        self.count_move(TierId::Fast, self.bytes(PageSize::Base));
+        self.count_move(Tier::Fast, self.bytes(PageSize::Base));
         true
     }
 
@@ -115,7 +114,7 @@ impl Guest {
         if flush {
             actor.flush_page(self.page_start(gva, PageSize::Base));
         }
-        self.count_move(TierId::Slow, self.bytes(PageSize::Base));
+        self.count_move(Tier::Slow, self.bytes(PageSize::Base));
         true
     }
 

@@ -157,7 +157,7 @@ fn first_touch_fills_the_fast_node_first_and_leaves_its_watermark() {
     assert_eq!(fast + slow, 20 * MIB);
     let low = 8 * MIB * 20 / 1000;
     assert!((8 * MIB - low).abs_diff(fast) < 8192, "{fast}");
-    assert_eq!(b.guest.usable(TierId::Fast).0, 0);
+    assert_eq!(b.guest.usable(Tier::Fast).0, 0);
     b.check();
 }
 
@@ -194,12 +194,12 @@ fn a_small_block_is_promoted_as_a_huge_page() {
     b.fill(base, 20 * MIB);
     let (cold, hot) = (Block::of(base), Block::of(GuestVirtAddr(base.0 + 16 * MIB)));
     assert_eq!(
-        b.act(|g, a| g.migrate_block(cold, TierId::Slow, a)),
+        b.act(|g, a| g.migrate_block(cold, Tier::Slow, a)),
         BLOCK_SIZE
     );
     assert!(b.act(|g, a| g.collapse(hot, a)));
     assert_eq!(b.placed(hot.start(), BLOCK_SIZE), [0, BLOCK_SIZE]);
-    b.act(|g, a| g.migrate_block(hot, TierId::Fast, a));
+    b.act(|g, a| g.migrate_block(hot, Tier::Fast, a));
     assert_eq!(b.placed(hot.start(), BLOCK_SIZE), [BLOCK_SIZE, 0]);
     assert_eq!(b.guest.tables.find(hot.start()).unwrap().1, PageSize::Huge);
     let counts = b.guest.counts;
@@ -242,7 +242,7 @@ fn hint_faults_tell_when_and_how_often() {
     let base = b.map(20 * MIB);
     b.fill(base, 20 * MIB);
     let all = base..GuestVirtAddr(base.0 + 20 * MIB);
-    assert!(b.act(|g, a| g.make_fault(all.clone(), TierId::Slow, a)));
+    assert!(b.act(|g, a| g.make_fault(all.clone(), Tier::Slow, a)));
     let (fast, slow) = (base, GuestVirtAddr(base.0 + 19 * MIB));
     assert!(!b.guest.tables.find(fast).unwrap().0.is_hint());
     assert!(b.guest.tables.find(slow).unwrap().0.is_hint());
@@ -251,7 +251,7 @@ fn hint_faults_tell_when_and_how_often() {
     assert!(first.since_ms >= 5 && !first.active);
     assert!(!b.guest.tables.find(slow).unwrap().0.is_hint());
     (0..2).for_each(|_| b.guest.mark_accessed(slow));
-    b.act(|g, a| g.make_fault(all, TierId::Slow, a));
+    b.act(|g, a| g.make_fault(all, Tier::Slow, a));
     assert!(b.act(|g, a| g.hint_fault(slow, a)).unwrap().active);
     assert_eq!(
         b.guest.counts.hint_faults, 4,
@@ -292,13 +292,13 @@ proptest! {
         for (block, what, up) in steps {
             let gva = GuestVirtAddr(base.0 + block * BLOCK_SIZE);
             let block = Block::of(gva);
-            let to = if up { TierId::Fast } else { TierId::Slow };
+            let to = if up { Tier::Fast } else { Tier::Slow };
             b.act(|g, a| match what {
                 0 => drop(g.migrate_block(block, to, a)),
                 1 => drop(g.migrate_block_singly(block, to, a)),
                 2 => drop(g.migrate(gva, to, true, a)),
                 3 => drop(g.collapse(block, a)),
-                4 => drop(g.make_fault(gva..GuestVirtAddr(gva.0 + BLOCK_SIZE), TierId::Slow, a)),
+                4 => drop(g.make_fault(gva..GuestVirtAddr(gva.0 + BLOCK_SIZE), Tier::Slow, a)),
                 _ => drop(g.reclaim(a, u64::MAX)),
             });
         }

@@ -3,13 +3,13 @@
 //! Work takes time on the virtual CPU that does it. Invalidations take effect on every core of the VM, and cost time
 //! there too.
 
-use demeter_policy::GuestVirtAddr;
+use demeter_policy::{GuestVirtAddr, Tier};
 
 use super::core::Core;
 use super::cost::CostModel;
 use super::flush::FlushCounts;
 use super::ledger::{Bill, Cause};
-use super::memory::{LINE_BITS, Memory, TierId};
+use super::memory::{LINE_BITS, Memory};
 use super::sampler::Sampler;
 use super::walk::Space;
 use crate::latency::Interruptions;
@@ -266,7 +266,7 @@ impl Actor<'_> {
     }
 
     /// Copies bytes between tiers. The traffic counts for the tiers and the time for `cause`.
-    pub(crate) fn copy(&mut self, cause: Cause, from: TierId, to: TierId, bytes: u64) {
+    pub(crate) fn copy(&mut self, cause: Cause, from: Tier, to: Tier, bytes: u64) {
         let tiers = &mut self.memory.tiers;
         let ps = tiers[from as usize].copy_ps(&tiers[to as usize], bytes);
         let lines = (bytes >> LINE_BITS) >> self.k;
@@ -283,7 +283,7 @@ impl Actor<'_> {
     }
 
     /// Zeroes bytes of a tier.
-    pub(crate) fn clear(&mut self, cause: Cause, tier: TierId, bytes: u64) {
+    pub(crate) fn clear(&mut self, cause: Cause, tier: Tier, bytes: u64) {
         let tier = &mut self.memory.tiers[tier as usize];
         tier.lines_written += (bytes >> LINE_BITS) >> self.k;
         let ps = tier.clear_ps(bytes);

@@ -12,12 +12,12 @@
 //! transfer only.
 
 use demeter_policy::damon::SPACES_TO_FLUSH;
-use demeter_policy::{GuestPhysAddr, GuestVirtAddr};
+use demeter_policy::{GuestPhysAddr, GuestVirtAddr, Tier};
 
 use super::assoc::Assoc;
 use super::cpu::{CpuModel, TlbKind};
 use super::ledger::{Bill, Cause};
-use super::memory::{LINE_BITS, Memory, TierId};
+use super::memory::{LINE_BITS, Memory};
 use super::prefetch::prefetch;
 use super::radix::{PageSize, Radix};
 use super::sampler::Sampler;
@@ -92,7 +92,7 @@ struct Caches {
     /// The stream to replace next.
     oldest: usize,
     /// The tier of the last line while that line is clean. A store to it will cause a write-back to this tier.
-    clean_from: Option<TierId>,
+    clean_from: Option<Tier>,
 }
 
 /// Where a line was found, and the cost.
@@ -167,8 +167,8 @@ impl Caches {
             self.clean_from = Some(id);
         }
         let cause = match id {
-            TierId::Fast => Cause::Fast,
-            TierId::Slow => Cause::Slow,
+            Tier::Fast => Cause::Fast,
+            Tier::Slow => Cause::Slow,
         };
         Found { ps, cause }
     }
@@ -182,7 +182,7 @@ impl Caches {
         let is_predicted = stream && self.is_predicted(line);
         if stream {
             // The memory controller has moved the accessed line to fast memory.
-            self.clean_from = Some(TierId::Fast);
+            self.clean_from = Some(Tier::Fast);
         }
         fast.lines_read += 1;
         if is_hit {
@@ -371,8 +371,8 @@ impl Core {
     #[inline(never)]
     fn overlapped_ps(&self, found: &Found, memory: &Memory) -> u64 {
         let id = match found.cause {
-            Cause::Fast => TierId::Fast,
-            Cause::Slow => TierId::Slow,
+            Cause::Fast => Tier::Fast,
+            Cause::Slow => Tier::Slow,
             // An out-of-order core hides hits already.
             _ => return found.ps,
         };

@@ -1,28 +1,21 @@
 //! Memory shared by cores: the third-level cache and the tiers behind it.
 
+use demeter_policy::Tier;
+
 use super::assoc::Assoc;
 use super::cpu::CpuModel;
 use super::flat::Flat;
-use super::tier::{LINE_BYTES, Tier, TierModel};
+use super::tier::{LINE_BYTES, LoadedTier, TierModel};
 
 /// log2 of a cache line's bytes.
 pub(crate) const LINE_BITS: u32 = LINE_BYTES.trailing_zeros();
-
-/// A tier of the host's memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum TierId {
-    /// Lower latency.
-    Fast,
-    /// Higher latency.
-    Slow,
-}
 
 /// Third-level cache and tiers. Host-physical memory is the fast tier, then the slow one.
 #[derive(Debug, Clone)]
 pub(crate) struct Memory {
     pub(crate) l3: Assoc<(), 12>,
     pub(crate) l3_hit_ps: u64,
-    pub(crate) tiers: [Tier; 2],
+    pub(crate) tiers: [LoadedTier; 2],
     /// Memory tiered by the memory controller.
     pub(crate) flat: Option<Box<Flat>>,
     /// First line of the slow tier.
@@ -35,7 +28,7 @@ impl Memory {
         Self {
             l3: Assoc::new(cpu.caches[2].geometry),
             l3_hit_ps: cpu.caches[2].hit_ps,
-            tiers: tiers.map(|t| Tier::new(t, cpu.core_stream_bytes_per_s)),
+            tiers: tiers.map(|t| LoadedTier::new(t, cpu.core_stream_bytes_per_s)),
             flat: None,
             slow_line: fast_end >> LINE_BITS,
         }
@@ -43,11 +36,11 @@ impl Memory {
 
     /// The tier of a line.
     #[inline(always)]
-    pub(crate) fn tier_of_line(&self, line: u64) -> TierId {
+    pub(crate) fn tier_of_line(&self, line: u64) -> Tier {
         if line >= self.slow_line {
-            TierId::Slow
+            Tier::Slow
         } else {
-            TierId::Fast
+            Tier::Fast
         }
     }
 

@@ -45,7 +45,7 @@ pub struct TierModel {
 
 /// A memory tier under load.
 #[derive(Debug, Clone)]
-pub(crate) struct Tier {
+pub(crate) struct LoadedTier {
     model: TierModel,
     /// Current latency of a load.
     pub(crate) latency_ps: u64,
@@ -65,7 +65,7 @@ pub(crate) struct Tier {
     lines_before: u64,
 }
 
-impl Tier {
+impl LoadedTier {
     /// An idle tier; one core streams at most `core_bytes_per_s`.
     pub(crate) fn new(model: TierModel, core_bytes_per_s: u64) -> Self {
         let rate = core_bytes_per_s.min(model.read_bytes_per_s).max(1);
@@ -185,7 +185,7 @@ mod tests {
     fn latency_follows_the_fit() {
         let window_ps = 1_000_000_000;
         let at = |share: f64| {
-            let mut tier = Tier::new(DRAM, 12_000_000_000);
+            let mut tier = LoadedTier::new(DRAM, 12_000_000_000);
             for _ in 0..50 {
                 tier.lines_read = (share * 176e9 * 1e-3 / 64.0) as u64;
                 tier.end_window(window_ps, 0);
@@ -276,7 +276,7 @@ mod tests {
             waiting in 1u64..2000,
             window_ns in 100_000u64..10_000_000,
         ) {
-            let mut tier = Tier::new(DRAM, 12_000_000_000);
+            let mut tier = LoadedTier::new(DRAM, 12_000_000_000);
             let window_ps = window_ns * 1000;
             let (mut lines, windows) = (0, 200);
             for window in 0..windows {
@@ -295,7 +295,7 @@ mod tests {
         #[test]
         fn others_wait_as_well(times in 3u64..20) {
             let model = TierModel { others_bytes_per_s: times * DRAM.read_bytes_per_s, ..DRAM };
-            let mut tier = Tier::new(model, 12_000_000_000);
+            let mut tier = LoadedTier::new(model, 12_000_000_000);
             (0..500).for_each(|_| tier.end_window(1_000_000_000, 0));
             let slower = tier.latency_ps as f64 / DRAM.latency_ps as f64;
             prop_assert!((slower * USE_MAX / times as f64 - 1.0).abs() < 0.02, "{}", slower);
@@ -304,7 +304,10 @@ mod tests {
 
     #[test]
     fn scaled_lines_weigh_more() {
-        let (mut one, mut many) = (Tier::new(DRAM, 1 << 33), Tier::new(DRAM, 1 << 33));
+        let (mut one, mut many) = (
+            LoadedTier::new(DRAM, 1 << 33),
+            LoadedTier::new(DRAM, 1 << 33),
+        );
         one.lines_read = 1 << 20;
         many.lines_read = 1 << 16;
         one.end_window(1_000_000_000, 0);

@@ -15,7 +15,7 @@ use demeter_policy::engine::{
 };
 use demeter_policy::{
     Block, ByteCount, GuestVirtAddr, Level, PAGE_SIZE, PerTier, Placement, RankedRange, Relocation,
-    Sample, Spread, VirtRange,
+    Sample, Spread, Tier, VirtRange,
 };
 
 use self::damon_tracker::DamonTracker;
@@ -27,7 +27,6 @@ use crate::guest::Guest;
 use crate::machine::actor::Actor;
 use crate::machine::cost::PS_PER_NS;
 use crate::machine::ledger::Cause;
-use crate::machine::memory::TierId;
 use crate::machine::sampler::{Record, Sampling};
 
 /// The scheduler's weights of a thread at nice 0, and of the agent at nice -10 (`sched_prio_to_weight`).
@@ -264,13 +263,13 @@ impl<S: Strategy> SimulatedAgent<S> {
         // Promotions that wait for reclaim use the watermark of promotions.
         let fast = match S::RECLAIMS_MAX > 0 && engine.stage() == Stage::Moving {
             true => guest.promotable(),
-            false => guest.usable(TierId::Fast),
+            false => guest.usable(Tier::Fast),
         };
         let facts = |free| NodeFacts {
             free,
             kept: ByteCount(0),
         };
-        let slow = guest.usable(TierId::Slow);
+        let slow = guest.usable(Tier::Slow);
         let nodes = PerTier { fast, slow };
         let facts = PerTier::from_fn(|t| facts(*nodes.get(t)));
         self.push(engine, Input::Nodes(facts.into()))
@@ -316,10 +315,10 @@ impl<S: Strategy> SimulatedAgent<S> {
         actor: &mut Actor<'_>,
     ) -> Spread {
         let to = match direction {
-            Direction::Promotion => TierId::Fast,
-            Direction::Demotion => TierId::Slow,
+            Direction::Promotion => Tier::Fast,
+            Direction::Demotion => Tier::Slow,
         };
-        if to == TierId::Fast && guest.wants_huge() {
+        if to == Tier::Fast && guest.wants_huge() {
             guest.collapse(block, actor);
         }
         if self.traits.moves_singly {
@@ -362,7 +361,7 @@ impl<S: Strategy> Manager for SimulatedAgent<S> {
     }
 
     fn start(&mut self, guest: &Guest, now_ps: u64, _filling: bool) -> u64 {
-        let fast_size = guest.frames_of(TierId::Fast);
+        let fast_size = guest.frames_of(Tier::Fast);
         let fast_size = ByteCount(u64::from(fast_size) << guest.page_bits());
         let mut config = self.settings.engine;
         *config.sizes.get_mut(Level::First) = fast_size;

@@ -23,7 +23,7 @@
 //! - The longer reads are outstanding, the more is promoted.
 //! - Of any ten candidates in a row as many are promoted as the table says.
 
-use demeter_policy::GuestVirtAddr;
+use demeter_policy::{GuestVirtAddr, Tier};
 
 use super::hint_fault_tiering::SIXTEENTHS;
 use super::{Context, HintFaultTiering, Managed, Manager, NEVER_PS, Needs};
@@ -31,7 +31,6 @@ use crate::guest::Guest;
 use crate::machine::actor::{Actor, Vcpu};
 use crate::machine::cost::PS_PER_MS;
 use crate::machine::ledger::Cause;
-use crate::machine::memory::TierId;
 
 /// Time between two looks at the counters.
 const LOOK_PS: u64 = 1000 * PS_PER_MS;
@@ -153,13 +152,13 @@ impl Manager for Alto {
             self.look(&ctx.actor);
             self.look_due_ps = ctx.actor.now_ps() + LOOK_PS;
         } else {
-            self.scan_due_ps = self.inner.scan(TierId::Slow, ctx);
+            self.scan_due_ps = self.inner.scan(Tier::Slow, ctx);
         }
         self.look_due_ps.min(self.scan_due_ps)
     }
 
     fn hint_fault(&mut self, gva: GuestVirtAddr, ctx: &mut Context<'_>) {
-        let is_candidate = self.inner.found_hot(gva, ctx) == Some(TierId::Slow);
+        let is_candidate = self.inner.found_hot(gva, ctx) == Some(Tier::Slow);
         if is_candidate && self.gate.passes(self.promoted) {
             self.inner.promote(gva, ctx);
         }

@@ -31,7 +31,7 @@
 
 use std::collections::BTreeMap;
 
-use demeter_policy::{BLOCK_SIZE, Block, ByteCount, GuestVirtAddr};
+use demeter_policy::{BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, Tier};
 
 use super::hemem::{Spinner, tier_of};
 use super::{Context, Managed, Manager, Needs};
@@ -39,7 +39,6 @@ use crate::guest::Guest;
 use crate::machine::actor::Actor;
 use crate::machine::cost::PS_PER_MS;
 use crate::machine::ledger::Cause;
-use crate::machine::memory::TierId;
 use crate::machine::sampler::{Record, Sampling};
 use crate::machine::tier::LINE_BYTES;
 
@@ -298,12 +297,12 @@ impl Arms {
             false => (PERIOD / PERIOD_ALERT) as f64,
         };
         let mut ranked = Vec::with_capacity(self.pages.len());
-        let mut fits = (guest.usable(TierId::Fast).0 / BLOCK_SIZE) as usize;
+        let mut fits = (guest.usable(Tier::Fast).0 / BLOCK_SIZE) as usize;
         self.pages.retain(|&block, page| {
             let Some(tier) = tier_of(guest, block) else {
                 return false;
             };
-            page.in_fast = tier == TierId::Fast;
+            page.in_fast = tier == Tier::Fast;
             fits += usize::from(page.in_fast);
             let is_falling = page.end_turn(weight, bias);
             ranked.push((block, *page, is_falling));
@@ -326,15 +325,15 @@ impl Arms {
             self.demotion.fall();
             return;
         }
-        for (blocks, to) in [(&moves.down, TierId::Slow), (&moves.up, TierId::Fast)] {
+        for (blocks, to) in [(&moves.down, Tier::Slow), (&moves.up, Tier::Fast)] {
             let began_ps = actor.now_ps();
             let mut moved = 0;
             for &block in blocks {
                 moved += u64::from(guest.migrate_block(block, to, actor) > 0);
             }
             let cost = match to {
-                TierId::Slow => &mut self.demotion,
-                TierId::Fast => &mut self.promotion,
+                Tier::Slow => &mut self.demotion,
+                Tier::Fast => &mut self.promotion,
             };
             cost.measured(actor.now_ps() - began_ps, moved);
         }
@@ -387,7 +386,7 @@ impl Manager for Arms {
             gap_us: self.gap_us,
             promotion: self.promotion,
             demotion: self.demotion,
-            free: guest.usable(TierId::Fast).0 / BLOCK_SIZE,
+            free: guest.usable(Tier::Fast).0 / BLOCK_SIZE,
             pages_max: (turn_us / (self.promotion.0 + self.demotion.0)) as usize,
         };
         let moves = plan(&ranked, hot, terms);

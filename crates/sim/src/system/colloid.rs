@@ -19,14 +19,13 @@
 //! - The interval is part of 0 to 1, and contains the target.
 //! - If latency rises with traffic, both tiers become equal, or all traffic goes to the quicker tier.
 
-use demeter_policy::{BLOCK_SIZE, Block, ByteCount, GuestVirtAddr};
+use demeter_policy::{BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, Tier};
 
 use super::hemem::{Heat, Spinner, TURN_PS, tier_of};
 use super::{Context, Managed, Manager, Needs};
 use crate::guest::Guest;
 use crate::machine::actor::Actor;
 use crate::machine::ledger::Cause;
-use crate::machine::memory::TierId;
 use crate::machine::sampler::{Record, Sampling};
 
 /// Loads per sample.
@@ -166,13 +165,13 @@ impl Colloid {
         }
         let mut left = part.abs() * f64::from(all);
         let (from, to) = match part > 0.0 {
-            true => (TierId::Slow, TierId::Fast),
-            false => (TierId::Fast, TierId::Slow),
+            true => (Tier::Slow, Tier::Fast),
+            false => (Tier::Fast, Tier::Slow),
         };
         let [fast, slow] = by_count;
         let (sources, mut coldest) = match from {
-            TierId::Slow => (slow, fast.into_iter().flatten()),
-            TierId::Fast => (fast, vec![].into_iter().flatten()),
+            Tier::Slow => (slow, fast.into_iter().flatten()),
+            Tier::Fast => (fast, vec![].into_iter().flatten()),
         };
         for (count, blocks) in sources.into_iter().enumerate().skip(1).rev() {
             for block in blocks {
@@ -182,13 +181,13 @@ impl Colloid {
                 if self.allowed < BLOCK_SIZE as f64 {
                     return;
                 }
-                if to == TierId::Fast && guest.usable(to).0 < BLOCK_SIZE {
+                if to == Tier::Fast && guest.usable(to).0 < BLOCK_SIZE {
                     // A page to demote must be colder than the promoted page, or there is no gain.
                     let cold = coldest.next().filter(|&c| self.heat.of(c) < count as u32);
                     let Some(cold) = cold else {
                         return;
                     };
-                    guest.migrate_block(cold, TierId::Slow, actor);
+                    guest.migrate_block(cold, Tier::Slow, actor);
                 }
                 if guest.migrate_block(block, to, actor) == 0 {
                     return;

@@ -12,13 +12,12 @@
 //!
 //! The real thread reads continuously; the model reads every 2 ms.
 
-use demeter_policy::GuestVirtAddr;
+use demeter_policy::{GuestVirtAddr, Tier};
 
 use super::colloid::{EQUAL, Load};
 use super::hemem::Spinner;
 use super::{Context, HintFaultTiering, Managed, Manager, Needs};
 use crate::guest::Guest;
-use crate::machine::memory::TierId;
 
 /// Weight of the newest measurement in the average.
 const NEWEST: f64 = 1.0 / 32.0;
@@ -65,8 +64,8 @@ impl Manager for ColloidTpp {
     /// Turn of the scanner.
     fn turn(&mut self, ctx: &mut Context<'_>) -> u64 {
         let from = match self.is_fast_slower() {
-            true => TierId::Fast,
-            false => TierId::Slow,
+            true => Tier::Fast,
+            false => Tier::Slow,
         };
         self.tpp.scan(from, ctx)
     }
@@ -82,11 +81,11 @@ impl Manager for ColloidTpp {
             return;
         };
         match (node, self.is_fast_slower()) {
-            (TierId::Slow, false) => self.tpp.promote(gva, ctx),
-            (TierId::Fast, true) => {
+            (Tier::Slow, false) => self.tpp.promote(gva, ctx),
+            (Tier::Fast, true) => {
                 // While it was marked, no TLB could hold its translation.
                 let Context { guest, actor, .. } = ctx;
-                guest.migrate(gva, TierId::Slow, false, actor);
+                guest.migrate(gva, Tier::Slow, false, actor);
             }
             _ => {}
         }

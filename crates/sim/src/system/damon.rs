@@ -19,7 +19,7 @@
 
 use std::mem;
 
-use demeter_policy::{ByteCount, GuestPhysAddr, GuestVirtAddr, MIB};
+use demeter_policy::{ByteCount, GuestPhysAddr, GuestVirtAddr, MIB, Tier};
 
 use super::{Context, Managed, Manager, NEVER_PS, Needs};
 use crate::damon::{Attrs, Bounds, Kdamond, Region, Watched};
@@ -27,7 +27,6 @@ use crate::guest::{Guest, Watermarks};
 use crate::machine::actor::Actor;
 use crate::machine::cost::PS_PER_MS;
 use crate::machine::ledger::Cause;
-use crate::machine::memory::TierId;
 use crate::machine::radix::PageSize;
 
 /// The lab's settings (`crates/lab/src/inside/rivals/damon.rs`): samples per aggregation, sampling interval, minimum
@@ -164,8 +163,8 @@ impl Scheme {
 
     pub(super) fn begin(&self, guest: &mut Guest, actor: &mut Actor<'_>) -> Kdamond<GuestPhysAddr> {
         let (node, seed) = match self.action {
-            Action::MigrateHot => (TierId::Slow, 1),
-            Action::MigrateCold => (TierId::Fast, 2),
+            Action::MigrateHot => (Tier::Slow, 1),
+            Action::MigrateCold => (Tier::Fast, 2),
         };
         let attrs = Attrs {
             sample_ps: self.sample_ps,
@@ -248,8 +247,8 @@ impl Scheme {
     /// Moves those pages of a region that still match.
     fn migrate(&self, region: &Region<GuestPhysAddr>, guest: &mut Guest, actor: &mut Actor<'_>) {
         let (to, wants_young) = match self.action {
-            Action::MigrateHot => (TierId::Fast, true),
-            Action::MigrateCold => (TierId::Slow, false),
+            Action::MigrateHot => (Tier::Fast, true),
+            Action::MigrateCold => (Tier::Slow, false),
         };
         let look_ps = actor.costs.damon_look_ps / 2;
         let mut pages: Vec<(GuestVirtAddr, PageSize)> = vec![];
@@ -281,8 +280,8 @@ impl Scheme {
             }
         }
         let mut room = match to {
-            TierId::Fast => guest.usable(TierId::Fast).0,
-            TierId::Slow => u64::MAX,
+            Tier::Fast => guest.usable(Tier::Fast).0,
+            Tier::Slow => u64::MAX,
         };
         let (mut fitting, mut in_vain) = (vec![], vec![]);
         for (page, size) in pages {

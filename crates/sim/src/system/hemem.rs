@@ -25,13 +25,12 @@
 
 use std::collections::VecDeque;
 
-use demeter_policy::{BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, VirtRange};
+use demeter_policy::{BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, Tier, VirtRange};
 
 use super::{Context, Managed, Manager, Needs};
 use crate::guest::Guest;
 use crate::machine::actor::{Actor, Vcpu};
 use crate::machine::ledger::Cause;
-use crate::machine::memory::TierId;
 use crate::machine::sampler::{Record, Sampling};
 
 /// Loads per sample.
@@ -183,8 +182,8 @@ impl Hemem {
             return;
         }
         let list = match (tier_of(guest, block), self.heat.of(block) >= HOT) {
-            (Some(TierId::Slow), true) => &mut self.hot,
-            (Some(TierId::Fast), false) => &mut self.cold,
+            (Some(Tier::Slow), true) => &mut self.hot,
+            (Some(Tier::Fast), false) => &mut self.cold,
             _ => return,
         };
         list.push_back(block);
@@ -192,16 +191,16 @@ impl Hemem {
     }
 
     /// Removes the first page of a list that still belongs there.
-    fn take(&mut self, from: TierId, guest: &Guest) -> Option<Block> {
+    fn take(&mut self, from: Tier, guest: &Guest) -> Option<Block> {
         loop {
             let list = match from {
-                TierId::Slow => &mut self.hot,
-                TierId::Fast => &mut self.cold,
+                Tier::Slow => &mut self.hot,
+                Tier::Fast => &mut self.cold,
             };
             let block = list.pop_front()?;
             self.is_listed[(block.0 - self.heat.first) as usize] = false;
             let is_hot = self.heat.of(block) >= HOT;
-            if tier_of(guest, block) == Some(from) && is_hot == (from == TierId::Slow) {
+            if tier_of(guest, block) == Some(from) && is_hot == (from == Tier::Slow) {
                 return Some(block);
             }
         }
@@ -221,7 +220,7 @@ impl Hemem {
 }
 
 /// The tier of a 2 MiB page, if mapped. If it is split, the tier of its first part.
-pub(super) fn tier_of(guest: &Guest, block: Block) -> Option<TierId> {
+pub(super) fn tier_of(guest: &Guest, block: Block) -> Option<Tier> {
     let (entry, _) = guest.tables.find(block.start())?;
     Some(guest.node_of(entry.index()))
 }
@@ -259,21 +258,21 @@ impl Manager for Hemem {
         actor.copiers = COPIERS;
         let until_ps = actor.now_ps() + TURN_PS;
         while actor.now_ps() < until_ps {
-            if guest.usable(TierId::Fast).0 < BLOCK_SIZE {
+            if guest.usable(Tier::Fast).0 < BLOCK_SIZE {
                 if self.hot.is_empty() {
                     break;
                 }
-                let Some(cold) = self.take(TierId::Fast, guest) else {
+                let Some(cold) = self.take(Tier::Fast, guest) else {
                     break;
                 };
-                if guest.migrate_block(cold, TierId::Slow, actor) == 0 {
+                if guest.migrate_block(cold, Tier::Slow, actor) == 0 {
                     break;
                 }
             }
-            let Some(hot) = self.take(TierId::Slow, guest) else {
+            let Some(hot) = self.take(Tier::Slow, guest) else {
                 break;
             };
-            guest.migrate_block(hot, TierId::Fast, actor);
+            guest.migrate_block(hot, Tier::Fast, actor);
         }
         actor.copiers = 1;
         until_ps.max(actor.now_ps())

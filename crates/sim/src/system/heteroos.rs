@@ -20,14 +20,13 @@
 
 use std::collections::VecDeque;
 
-use demeter_policy::{BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, VirtRange};
+use demeter_policy::{BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, Tier, VirtRange};
 
 use super::reclaimer::Reclaimer;
 use super::xen_history::History;
 use super::{Context, Manager};
 use crate::guest::Guest;
 use crate::machine::ledger::Cause;
-use crate::machine::memory::TierId;
 use crate::machine::radix::PageSize;
 
 /// Time between two scans.
@@ -129,7 +128,7 @@ impl Manager for HeteroOs {
                 break;
             }
             let batch: Vec<_> = self.hot.drain(..batch.min(self.hot.len())).collect();
-            guest.migrate_pages(&batch, TierId::Fast, actor);
+            guest.migrate_pages(&batch, Tier::Fast, actor);
         }
         due_ps
     }

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use demeter_policy::{BLOCK_SIZE, GuestVirtAddr};
+use demeter_policy::{BLOCK_SIZE, GuestVirtAddr, Tier};
 
 use super::promotion::{HOT_MS, RateLimit};
 use super::reclaimer::Reclaimer;
@@ -13,7 +13,6 @@ use super::scan::{Cursor, Pace, Scanning};
 use super::{Context, Managed, Manager, Needs};
 use crate::guest::{Guest, Watermarks};
 use crate::machine::ledger::Cause;
-use crate::machine::memory::TierId;
 use crate::reclaim::{Generations, Lists};
 
 /// Parts of a stretch of memory of which some may be left unmarked.
@@ -79,9 +78,9 @@ impl HintFaultTiering {
         }
     }
 
-    /// Marks pages to fault: the slow node's, or from `TierId::Fast` on those of both nodes. Returns the time of the
+    /// Marks pages to fault: the slow node's, or from `Tier::Fast` on those of both nodes. Returns the time of the
     /// next scan.
-    pub(super) fn scan(&mut self, from: TierId, ctx: &mut Context<'_>) -> u64 {
+    pub(super) fn scan(&mut self, from: Tier, ctx: &mut Context<'_>) -> u64 {
         let Context { guest, actor, .. } = ctx;
         let began_ps = actor.now_ps();
         let areas: Vec<_> = guest.vmas().iter().map(|v| v.start()..v.end()).collect();
@@ -108,7 +107,7 @@ impl HintFaultTiering {
     }
 
     /// Handles a fault; returns the page's node if it is hot.
-    pub(super) fn found_hot(&self, gva: GuestVirtAddr, ctx: &mut Context<'_>) -> Option<TierId> {
+    pub(super) fn found_hot(&self, gva: GuestVirtAddr, ctx: &mut Context<'_>) -> Option<Tier> {
         let Context { guest, actor, .. } = ctx;
         let hint = guest.hint_fault(gva, actor)?;
         let is_hot = match self.kernel {
@@ -141,7 +140,7 @@ impl HintFaultTiering {
         } else if self.rate_limit.has_room(actor.now_ps()) {
             // While it was marked, no TLB could hold its translation.
             let before = guest.counts.promoted_bytes;
-            let moved = guest.migrate(gva, TierId::Fast, false, actor);
+            let moved = guest.migrate(gva, Tier::Fast, false, actor);
             self.rate_limit.spend(guest.counts.promoted_bytes - before);
             self.pace.promoted(moved);
             self.guest_took_memory(ctx);
@@ -192,11 +191,11 @@ impl Manager for HintFaultTiering {
 
     /// Turn of the scanner.
     fn turn(&mut self, ctx: &mut Context<'_>) -> u64 {
-        self.scan(TierId::Slow, ctx)
+        self.scan(Tier::Slow, ctx)
     }
 
     fn hint_fault(&mut self, gva: GuestVirtAddr, ctx: &mut Context<'_>) {
-        if self.found_hot(gva, ctx) == Some(TierId::Slow) {
+        if self.found_hot(gva, ctx) == Some(Tier::Slow) {
             self.promote(gva, ctx);
         }
     }

@@ -9,7 +9,7 @@
 //! once, including fast pages, with one flush. In KVM's tables, most pages that reclaim checks are therefore not
 //! accessed, and reclaim rarely flushes.
 
-use demeter_policy::GuestPhysAddr;
+use demeter_policy::{GuestPhysAddr, Tier};
 
 use super::promotion::{HOT_MS, RateLimit};
 use super::reclaimer::Reclaimer;
@@ -20,7 +20,6 @@ use crate::hypervisor::{Backing, Hypervisor};
 use crate::machine::actor::Actor;
 use crate::machine::cost::PS_PER_MS;
 use crate::machine::ledger::Cause;
-use crate::machine::memory::TierId;
 use crate::machine::radix::PageSize;
 use crate::reclaim::{Generations, Lists, Reclaimable, Seen};
 
@@ -169,7 +168,7 @@ impl Manager for HostHintFaultTiering {
                 let mut taken = false;
                 backing.tree.for_each(stretch, |gpa, entry, size| {
                     seen += 1;
-                    let is_slow = hypervisor.tier_of(entry.index()) == TierId::Slow;
+                    let is_slow = hypervisor.tier_of(entry.index()) == Tier::Slow;
                     if size != PageSize::Base || !(is_slow || takes_all) {
                         return;
                     }
@@ -222,7 +221,7 @@ impl Manager for HostHintFaultTiering {
             self.reclaimer.wake(actor.now_ps());
         } else if self.rate_limit.has_room(now_ps) {
             // While it was unmapped, no TLB could hold its translation.
-            let moved = ctx.hypervisor.migrate(backing, gpa, TierId::Fast, actor);
+            let moved = ctx.hypervisor.migrate(backing, gpa, Tier::Fast, actor);
             self.rate_limit.spend(u64::from(moved) << page_bits);
             self.pace.promoted(moved);
             self.host_took_memory(ctx);
@@ -300,7 +299,7 @@ impl Reclaimable for VmPages<'_, '_> {
     fn page_at(&mut self, place: u32) -> Option<u32> {
         let gpa = self.gpa(place);
         let (entry, size) = self.backing.tree.find_mut(gpa)?;
-        let is_fast = self.host.tier_of(entry.index()) == TierId::Fast;
+        let is_fast = self.host.tier_of(entry.index()) == Tier::Fast;
         (size == PageSize::Base && is_fast).then_some(1)
     }
 
@@ -331,9 +330,7 @@ impl Reclaimable for VmPages<'_, '_> {
         let gpa = self.gpa(place);
         let entry = self.backing.tree.find_mut(gpa);
         let is_mapped = entry.is_some_and(|(entry, _)| !entry.is_hint());
-        let moved = self
-            .host
-            .migrate(self.backing, gpa, TierId::Slow, self.actor);
+        let moved = self.host.migrate(self.backing, gpa, Tier::Slow, self.actor);
         if moved && is_mapped {
             self.actor.invept(1 << self.actor.k);
         }

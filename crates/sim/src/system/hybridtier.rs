@@ -36,14 +36,13 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
-use demeter_policy::{BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, MIB, VirtRange};
+use demeter_policy::{BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, MIB, Tier, VirtRange};
 
 use super::counting_bloom::{CountingFilter, FilterConfig};
 use super::{Context, Managed, Manager};
 use crate::guest::Guest;
 use crate::machine::actor::Actor;
 use crate::machine::ledger::Cause;
-use crate::machine::memory::TierId;
 use crate::machine::radix::PageSize;
 use crate::machine::sampler::{Record, Sampling};
 
@@ -295,7 +294,7 @@ impl HybridTier {
     fn move_units(
         &self,
         units: &[GuestVirtAddr],
-        to: TierId,
+        to: Tier,
         guest: &mut Guest,
         actor: &mut Actor<'_>,
     ) -> u64 {
@@ -327,7 +326,7 @@ impl HybridTier {
             let momentum = self.momentum.add(at.0, samples);
             let is_hot = frequency >= self.limit || momentum >= self.kind.momentum;
             let entry = guest.tables.find(at);
-            if is_hot && entry.is_some_and(|(e, _)| guest.node_of(e.index()) == TierId::Slow) {
+            if is_hot && entry.is_some_and(|(e, _)| guest.node_of(e.index()) == Tier::Slow) {
                 hot.push(at);
             }
         }
@@ -338,21 +337,21 @@ impl HybridTier {
     fn batch(&mut self, batch: &[GuestVirtAddr], guest: &mut Guest, actor: &mut Actor<'_>) {
         let hot = self.count(batch, guest, actor);
         for units in hot.chunks((PAGES_PER_CALL >> self.scale()).max(1)) {
-            if guest.usable(TierId::Fast).0 == 0 {
+            if guest.usable(Tier::Fast).0 == 0 {
                 break;
             }
-            let moved = self.move_units(units, TierId::Fast, guest, actor);
+            let moved = self.move_units(units, Tier::Fast, guest, actor);
             self.promoted_bytes += moved;
             if moved == 0 {
                 break;
             }
         }
-        let fast = u64::from(guest.frames_of(TierId::Fast)) * guest.bytes(PageSize::Base);
-        if guest.usable(TierId::Fast).0 <= fast / 10_000 * DEMOTE_BELOW {
+        let fast = u64::from(guest.frames_of(Tier::Fast)) * guest.bytes(PageSize::Base);
+        if guest.usable(Tier::Fast).0 <= fast / 10_000 * DEMOTE_BELOW {
             self.end_chances(guest, actor);
             let until = fast / 10_000 * DEMOTE_UNTIL;
             self.demote(
-                until.saturating_sub(guest.usable(TierId::Fast).0),
+                until.saturating_sub(guest.usable(Tier::Fast).0),
                 guest,
                 actor,
             );
@@ -388,7 +387,7 @@ impl HybridTier {
         if has_swept {
             self.next = GuestVirtAddr(0);
         }
-        let moved = self.move_units(&cold, TierId::Slow, guest, actor);
+        let moved = self.move_units(&cold, Tier::Slow, guest, actor);
         self.rest_after(moved, actor.now_ps());
         match (self.has_swept, has_swept) {
             (true, true) => self.give_up(actor),
@@ -451,7 +450,7 @@ impl HybridTier {
             now < then.saturating_add(needed)
         });
         let unused: Vec<_> = unused.map(|(at, _)| at).collect();
-        self.move_units(&unused, TierId::Slow, guest, actor);
+        self.move_units(&unused, Tier::Slow, guest, actor);
     }
 
     /// Pauses if it demotes too quickly.
@@ -550,7 +549,7 @@ impl Manager for HybridTier {
         } else {
             self.one_of = ((real << self.k) / simulated).max(1);
         }
-        let fast = u64::from(guest.frames_of(TierId::Fast)) * guest.bytes(PageSize::Base);
+        let fast = u64::from(guest.frames_of(Tier::Fast)) * guest.bytes(PageSize::Base);
         let page_bytes = if self.kind.is_huge { BLOCK_SIZE } else { 4096 };
         let frequency = FilterConfig {
             pages: fast / page_bytes,

@@ -22,7 +22,7 @@
 //! - A quota that has met its goal does not change; else it moves to where its goal is met.
 //! - The interval stays within its bounds.
 
-use demeter_policy::{ByteCount, GuestPhysAddr, MIB};
+use demeter_policy::{ByteCount, GuestPhysAddr, MIB, Tier};
 
 use super::damon::{Action, LOOKS, Pattern, Quota, Scheme};
 use super::{Context, Managed, Manager, NEVER_PS};
@@ -30,7 +30,6 @@ use crate::damon::Region;
 use crate::guest::Guest;
 use crate::machine::actor::Actor;
 use crate::machine::cost::PS_PER_MS;
-use crate::machine::memory::TierId;
 
 /// The fewest and the most regions of a node.
 const REGIONS: (u64, u64) = (10, 1000);
@@ -175,8 +174,8 @@ impl Tuned {
 
     /// How far the scheme's goal is met, ten-thousandths.
     fn score(&self, guest: &Guest) -> u64 {
-        let all = u64::from(guest.frames_of(TierId::Fast)) << guest.page_bits();
-        let free = guest.usable(TierId::Fast).0 * 10_000 / all.max(1);
+        let all = u64::from(guest.frames_of(Tier::Fast)) << guest.page_bits();
+        let free = guest.usable(Tier::Fast).0 * 10_000 / all.max(1);
         match self.scheme.action {
             Action::MigrateHot => (10_000 - free.min(10_000)) * MET / USED,
             Action::MigrateCold => free * MET / FREE,

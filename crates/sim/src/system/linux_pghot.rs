@@ -24,14 +24,13 @@
 
 use std::collections::BTreeMap;
 
-use demeter_policy::{ByteCount, GuestVirtAddr};
+use demeter_policy::{ByteCount, GuestVirtAddr, Tier};
 
 use super::{Context, HintFaultTiering, Managed, Manager, NEVER_PS, Needs};
 use crate::guest::Guest;
 use crate::machine::actor::Actor;
 use crate::machine::cost::PS_PER_MS;
 use crate::machine::ledger::Cause;
-use crate::machine::memory::TierId;
 use crate::machine::radix::PageSize;
 use crate::machine::sampler::{Record, Sampling};
 
@@ -138,7 +137,7 @@ impl Pghot {
             return;
         };
         let frame = entry.index();
-        if guest.node_of(frame) == TierId::Fast {
+        if guest.node_of(frame) == Tier::Fast {
             return;
         }
         let hotness = self.hotness.entry(frame).or_default();
@@ -173,7 +172,7 @@ impl Pghot {
             let Some((entry, size)) = found.filter(|(entry, _)| entry.index() == frame) else {
                 continue;
             };
-            debug_assert_eq!(guest.node_of(entry.index()), TierId::Slow);
+            debug_assert_eq!(guest.node_of(entry.index()), Tier::Slow);
             if hotness.since_ms(now_ms) >= WINDOW_MS {
                 continue;
             }
@@ -190,7 +189,7 @@ impl Pghot {
             false => (BATCH >> actor.k).max(1),
         };
         for pages in up.chunks(batch) {
-            guest.migrate_pages(pages, TierId::Fast, actor);
+            guest.migrate_pages(pages, Tier::Fast, actor);
         }
     }
 
@@ -238,7 +237,7 @@ impl Manager for Pghot {
     /// The turn of the scanner or of `kmigrated`.
     fn turn(&mut self, ctx: &mut Context<'_>) -> u64 {
         if self.scan_due_ps <= self.promote_due_ps {
-            self.scan_due_ps = self.numa.scan(TierId::Slow, ctx);
+            self.scan_due_ps = self.numa.scan(Tier::Slow, ctx);
         } else {
             let Context { guest, actor, .. } = ctx;
             self.take_in(guest, actor);
@@ -269,7 +268,7 @@ impl Manager for Pghot {
 
     /// A byte for each frame of slow memory.
     fn memory_overhead(&self, guest: &Guest) -> ByteCount {
-        ByteCount(u64::from(guest.frames_of(TierId::Slow)) << guest.k())
+        ByteCount(u64::from(guest.frames_of(Tier::Slow)) << guest.k())
     }
 
     fn samples_seen(&self) -> u64 {

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use demeter_policy::{ByteCount, GuestPhysAddr, GuestVirtAddr, RankedRange};
+use demeter_policy::{ByteCount, GuestPhysAddr, GuestVirtAddr, RankedRange, Tier};
 use demeter_scenario::Settings;
 
 use super::AgentSettings;
@@ -13,7 +13,6 @@ use crate::error::SimError;
 use crate::guest::{Guest, Watermarks};
 use crate::hypervisor::{Backing, Hypervisor};
 use crate::machine::actor::Actor;
-use crate::machine::memory::TierId;
 use crate::machine::sampler::{Record, Sampling};
 use crate::machine::tier::TierModel;
 use crate::reclaim::Lists;
@@ -64,7 +63,7 @@ pub(crate) struct Needs {
     /// The component that sees the tiers.
     pub(crate) tiering: Tiering,
     /// The preferred tier of a first touch, if the hypervisor tiers.
-    pub(crate) first_touch: TierId,
+    pub(crate) first_touch: Tier,
     /// Watermarks of fast memory, for the kernel that sees the tiers.
     pub(crate) watermarks: Watermarks,
     /// Page lists of the guest's reclaim.
@@ -83,7 +82,7 @@ impl Default for Needs {
     fn default() -> Self {
         Self {
             tiering: Tiering::Guest,
-            first_touch: TierId::Fast,
+            first_touch: Tier::Fast,
             watermarks: Watermarks::LINUX,
             lists: Lists::default(),
             interleave: None,

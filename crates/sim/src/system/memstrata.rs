@@ -22,14 +22,13 @@
 //! # Properties
 //! - Dedicated pages move from VMs with a small loss to VMs with a large loss; none disappears.
 
-use demeter_policy::{ByteCount, GuestPhysAddr};
+use demeter_policy::{ByteCount, GuestPhysAddr, Tier};
 use demeter_scenario::rng::Rng;
 
 use super::{Context, Manager, Needs, Tiering};
 use crate::guest::Guest;
 use crate::machine::actor::Actor;
 use crate::machine::ledger::Cause;
-use crate::machine::memory::TierId;
 
 /// Time between two estimates.
 const PERIOD_PS: u64 = 10_000_000_000_000;
@@ -105,7 +104,7 @@ impl Memstrata {
             let fellow = flat.fellow(frame);
             match fellow.and_then(|fellow| pages.get(&fellow)) {
                 None => self.dedicated.push(gpa),
-                Some(&slow) if ctx.hypervisor.tier_of(frame) == TierId::Fast => {
+                Some(&slow) if ctx.hypervisor.tier_of(frame) == Tier::Fast => {
                     self.pairs.push([gpa, slow]);
                 }
                 Some(_) => {}
@@ -130,7 +129,7 @@ impl Memstrata {
     /// Turns pairs into dedicated pages, as far as the host has fast pages; returns whether any changed.
     fn take(&mut self, ctx: &mut Context<'_>) -> bool {
         let before = self.dedicated.len();
-        while self.allowed >= 2 && ctx.hypervisor.free_pages(TierId::Fast) > 0 {
+        while self.allowed >= 2 && ctx.hypervisor.free_pages(Tier::Fast) > 0 {
             if self.pairs.is_empty() {
                 break;
             }
@@ -141,7 +140,7 @@ impl Memstrata {
             {
                 flat.part(frame);
             }
-            self.move_both(slow, TierId::Fast, ctx);
+            self.move_both(slow, Tier::Fast, ctx);
             self.dedicated.extend([fast, slow]);
         }
         self.dedicated.len() > before
@@ -151,8 +150,7 @@ impl Memstrata {
     fn give(&mut self, ctx: &mut Context<'_>) -> bool {
         let before = self.pairs.len();
         let wants = |ctx: &Context<'_>| {
-            let [fast, slow] =
-                [TierId::Fast, TierId::Slow].map(|tier| ctx.hypervisor.free_pages(tier));
+            let [fast, slow] = [Tier::Fast, Tier::Slow].map(|tier| ctx.hypervisor.free_pages(tier));
             fast < slow
         };
         while self.allowed >= 2 && self.dedicated.len() >= 2 && wants(ctx) {
@@ -160,7 +158,7 @@ impl Memstrata {
                 let chosen = self.rng.below(self.dedicated.len() as u64) as usize;
                 self.dedicated.swap_remove(chosen)
             });
-            self.move_both(slow, TierId::Slow, ctx);
+            self.move_both(slow, Tier::Slow, ctx);
             let frames = [fast, slow].map(|gpa| ctx.backing.tree.frame(gpa));
             if let ([Some(fast), Some(slow)], Some(flat)) = (frames, &mut ctx.actor.memory.flat) {
                 flat.join(fast, slow);
@@ -171,7 +169,7 @@ impl Memstrata {
     }
 
     /// Moves a page and its partner to a tier; spare pages of the host take their place.
-    fn move_both(&mut self, page: GuestPhysAddr, to: TierId, ctx: &mut Context<'_>) {
+    fn move_both(&mut self, page: GuestPhysAddr, to: Tier, ctx: &mut Context<'_>) {
         let Context {
             hypervisor,
             backing,
@@ -181,7 +179,7 @@ impl Memstrata {
         hypervisor.migrate(backing, page, to, actor);
         let bytes = 1 << backing.tree.page_bits();
         actor.charge_page(Cause::Migrate, actor.costs.migrate_page_ps);
-        actor.copy(Cause::Migrate, TierId::Fast, TierId::Fast, bytes);
+        actor.copy(Cause::Migrate, Tier::Fast, Tier::Fast, bytes);
         self.allowed -= 2;
     }
 }
@@ -231,11 +229,11 @@ impl Manager for Memstrata {
 mod tests {
     use demeter_scenario::{Scenario, System};
 
-    use crate::machine::memory::TierId;
     use crate::run::PS_PER_S;
     use crate::setup::Setup;
     use crate::system::build;
     use crate::workload::Workload;
+    use demeter_policy::Tier;
 
     /// Two VMs: one uses all of its memory evenly, the other a small part of it.
     #[test]
@@ -287,7 +285,7 @@ mod tests {
         let after = dedicated(&mut world);
         assert!(after[1] > before[1] && after[0] < before[0], "{after:?}");
         // If a spare fast page was used to make two dedicated pages, another pair is gone.
-        let spare = world.host.hypervisor.free_pages(TierId::Fast);
+        let spare = world.host.hypervisor.free_pages(Tier::Fast);
         let spare_before = 2 * (demeter_policy::BLOCK_SIZE >> (12 + setup.k));
         let all = |dedicated: &[u64], spare: u64| dedicated.iter().sum::<u64>() + 2 * spare;
         assert_eq!(all(&after, spare.into()), all(&before, spare_before));

@@ -25,13 +25,12 @@
 
 use std::collections::VecDeque;
 
-use demeter_policy::{ByteCount, GuestVirtAddr};
+use demeter_policy::{ByteCount, GuestVirtAddr, Tier};
 
 use super::{Context, Manager, Needs};
 use crate::guest::Guest;
 use crate::machine::actor::Actor;
 use crate::machine::ledger::Cause;
-use crate::machine::memory::TierId;
 use crate::machine::radix::PageSize;
 use crate::machine::sampler::{Record, Sampling};
 
@@ -210,17 +209,17 @@ impl Memtis {
 
     /// Promotes a batch while memory is free; if none is, demotes a batch.
     fn move_on(&mut self, guest: &mut Guest, actor: &mut Actor<'_>) {
-        let room = guest.usable(TierId::Fast).0;
+        let room = guest.usable(Tier::Fast).0;
         let batch = take_batch(&mut self.up, guest, BATCH_BYTES.min(room));
         if !batch.is_empty() {
-            guest.migrate_pages(&batch, TierId::Fast, actor);
+            guest.migrate_pages(&batch, Tier::Fast, actor);
             return;
         }
         let batch = match self.is_limited {
             true => take_batch(&mut self.down, guest, BATCH_BYTES),
             false => vec![],
         };
-        if guest.migrate_pages(&batch, TierId::Slow, actor) == 0 {
+        if guest.migrate_pages(&batch, Tier::Slow, actor) == 0 {
             // No page can be demoted, or the slow node is full.
             self.up.clear();
         }
@@ -314,7 +313,7 @@ impl Manager for Memtis {
             actor.charge_page(Cause::Classify, pages * actor.costs.scan_entry_ps);
         }
         if passed(ADAPT_SAMPLES) || passed(COOL_SAMPLES) {
-            let fast = u64::from(guest.frames_of(TierId::Fast));
+            let fast = u64::from(guest.frames_of(Tier::Fast));
             self.border = self.histogram.border(fast * (1000 - SPARE_MILLI) / 1000);
         }
         self.spent_ps += actor.now_ps() - began_ps;

@@ -14,13 +14,12 @@
 //! # Properties
 //! - Promotions never exceed demotions plus free memory.
 
-use demeter_policy::GuestVirtAddr;
+use demeter_policy::{GuestVirtAddr, Tier};
 
 use super::{Context, Manager};
 use crate::guest::Guest;
 use crate::machine::actor::Actor;
 use crate::machine::ledger::Cause;
-use crate::machine::memory::TierId;
 use crate::machine::radix::PageSize;
 
 /// Time between two turns.
@@ -54,8 +53,8 @@ fn look(guest: &mut Guest, actor: &mut Actor<'_>) -> Found {
                 _ => huge += 1,
             }
             match (tier, is_active) {
-                (TierId::Slow, true) => found.hot.push(at),
-                (TierId::Fast, false) => found.cold.push(at),
+                (Tier::Slow, true) => found.hot.push(at),
+                (Tier::Fast, false) => found.cold.push(at),
                 _ => {}
             }
         });
@@ -80,13 +79,13 @@ impl Manager for Nimble {
         for up in hot.chunks(batch) {
             let sizes = up.iter().filter_map(|&at| Some(guest.tables.find(at)?.1));
             let bytes: u64 = sizes.map(|size| guest.bytes(size)).sum();
-            while guest.usable(TierId::Fast).0 < bytes {
+            while guest.usable(Tier::Fast).0 < bytes {
                 let down: Vec<_> = cold.by_ref().take(batch).collect();
-                if guest.migrate_pages(&down, TierId::Slow, actor) == 0 {
+                if guest.migrate_pages(&down, Tier::Slow, actor) == 0 {
                     break;
                 }
             }
-            if guest.migrate_pages(up, TierId::Fast, actor) == 0 {
+            if guest.migrate_pages(up, Tier::Fast, actor) == 0 {
                 break;
             }
         }

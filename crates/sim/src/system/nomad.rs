@@ -22,14 +22,13 @@
 
 use std::collections::VecDeque;
 
-use demeter_policy::{ByteCount, GuestVirtAddr};
+use demeter_policy::{ByteCount, GuestVirtAddr, Tier};
 
 use super::reclaimer::Reclaimer;
 use super::scan::{Cursor, Pace};
 use super::{Context, Managed, Manager, NEVER_PS, Needs};
 use crate::guest::{Guest, Watermarks};
 use crate::machine::ledger::Cause;
-use crate::machine::memory::TierId;
 use crate::machine::radix::PageSize;
 
 /// Capacity of the candidate queue, candidates examined per fault, and capacity of the promotion queue.
@@ -100,7 +99,7 @@ impl Nomad {
         let areas: Vec<_> = guest.vmas().iter().map(|v| v.start()..v.end()).collect();
         let mut marked = false;
         let ended = self.cursor.scan(&areas, |stretch| {
-            let any = guest.make_fault(stretch, TierId::Slow, actor);
+            let any = guest.make_fault(stretch, Tier::Slow, actor);
             marked |= any;
             any
         });
@@ -130,7 +129,7 @@ impl Nomad {
             let Some(is_active) = guest.is_active(frame) else {
                 continue;
             };
-            if guest.node_of(frame) == TierId::Fast {
+            if guest.node_of(frame) == Tier::Fast {
                 continue;
             }
             if accessed && is_active {
@@ -181,7 +180,7 @@ impl Nomad {
             let size = guest.tables.find(page.gva).map(|(_, size)| size);
             if size == Some(PageSize::Huge) {
                 // Transactions apply to base pages only.
-                let moved = guest.migrate(page.gva, TierId::Fast, true, actor);
+                let moved = guest.migrate(page.gva, Tier::Fast, true, actor);
                 self.pace.promoted(moved);
             } else if let Some(copy_ps) = guest.begin_copy(page.gva, actor) {
                 self.copies.push(Copy {
@@ -244,7 +243,7 @@ impl Manager for Nomad {
             return;
         }
         let hint = guest.hint_fault(gva, actor);
-        if hint.is_some_and(|hint| hint.node == TierId::Slow) {
+        if hint.is_some_and(|hint| hint.node == Tier::Slow) {
             let Some((_, size)) = guest.tables.find(gva) else {
                 return;
             };

@@ -25,7 +25,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use demeter_policy::{ByteCount, GuestVirtAddr};
+use demeter_policy::{ByteCount, GuestVirtAddr, Tier};
 use demeter_scenario::rng::Rng;
 
 use super::reclaimer::Reclaimer;
@@ -34,7 +34,6 @@ use crate::guest::Guest;
 use crate::machine::actor::{Actor, Vcpu};
 use crate::machine::cost::PS_PER_MS;
 use crate::machine::ledger::Cause;
-use crate::machine::memory::TierId;
 use crate::machine::radix::PageSize;
 use crate::machine::sampler::{Record, Sampling};
 
@@ -168,7 +167,7 @@ impl Pact {
             .into_iter()
             .filter(|&gva| {
                 let found = guest.tables.find(gva);
-                found.is_some_and(|(entry, _)| guest.node_of(entry.index()) == TierId::Slow)
+                found.is_some_and(|(entry, _)| guest.node_of(entry.index()) == Tier::Slow)
             })
             .collect();
         self.samples_seen += slow.len() as u64;
@@ -207,7 +206,7 @@ impl Pact {
                 && let Some(&at) = self.queue.front()
             {
                 let found = guest.tables.find(at);
-                let slow = found.filter(|(entry, _)| guest.node_of(entry.index()) == TierId::Slow);
+                let slow = found.filter(|(entry, _)| guest.node_of(entry.index()) == Tier::Slow);
                 let size = slow.map(|(_, size)| size);
                 let start = size.map(|size| guest.page_start(at, size));
                 // A huge page goes up once, whatever part of it waits.
@@ -237,7 +236,7 @@ impl Pact {
                 }
                 return;
             }
-            guest.migrate_pages(&batch, TierId::Fast, actor);
+            guest.migrate_pages(&batch, Tier::Fast, actor);
         }
     }
 }

@@ -19,12 +19,11 @@
 
 use std::cmp::Reverse;
 
-use demeter_policy::{ByteCount, GuestPhysAddr};
+use demeter_policy::{ByteCount, GuestPhysAddr, Tier};
 
 use super::{Context, Manager, Needs, Tiering};
 use crate::guest::{Guest, Watermarks};
 use crate::machine::ledger::Cause;
-use crate::machine::memory::TierId;
 use crate::machine::radix::PageSize;
 
 /// Time between two scans; number of scans between exchanges, and until a page drops a level.
@@ -108,8 +107,8 @@ impl Raminate {
             let page = page.copied().unwrap_or_default();
             match hypervisor.tier_of(entry.index()) {
                 _ if size != PageSize::Base => {}
-                TierId::Slow if page.level > 0 => written.push((Reverse(page.level), gpa.0)),
-                TierId::Fast if page.level == 0 => victims.push(gpa.0),
+                Tier::Slow if page.level > 0 => written.push((Reverse(page.level), gpa.0)),
+                Tier::Fast if page.level == 0 => victims.push(gpa.0),
                 _ => {}
             }
         });
@@ -119,8 +118,8 @@ impl Raminate {
         let before_ps = actor.now_ps();
         let mut count = 0;
         for (&(_, up), &down) in pairs {
-            hypervisor.migrate(backing, GuestPhysAddr(up), TierId::Fast, actor);
-            hypervisor.migrate(backing, GuestPhysAddr(down), TierId::Slow, actor);
+            hypervisor.migrate(backing, GuestPhysAddr(up), Tier::Fast, actor);
+            hypervisor.migrate(backing, GuestPhysAddr(down), Tier::Slow, actor);
             count += 1;
         }
         if count == 0 {

@@ -25,13 +25,12 @@
 
 use std::ops::RangeInclusive;
 
-use demeter_policy::{ByteCount, GuestPhysAddr, GuestVirtAddr};
+use demeter_policy::{ByteCount, GuestPhysAddr, GuestVirtAddr, Tier};
 
 use super::xen_history::History;
 use super::{Context, Manager, Needs, Tiering};
 use crate::guest::{Guest, Watermarks};
 use crate::machine::ledger::Cause;
-use crate::machine::memory::TierId;
 use crate::machine::radix::{HUGE_BITS, PageSize};
 
 /// Time between two scans (assumed).
@@ -48,7 +47,7 @@ const TEMPERATURES: RangeInclusive<u32> = 0..=32;
 #[derive(Debug, Clone, Copy)]
 struct Page {
     gpa: GuestPhysAddr,
-    tier: TierId,
+    tier: Tier,
 }
 
 /// Pages by temperature.
@@ -121,20 +120,20 @@ impl Vtmm {
         } = ctx;
         let page_bytes = 1 << backing.tree.page_bits();
         let in_fast = queues.iter().flatten();
-        let in_fast = in_fast.filter(|page| page.tier == TierId::Fast).count() as u64;
+        let in_fast = in_fast.filter(|page| page.tier == Tier::Fast).count() as u64;
         let capacity = in_fast + hypervisor.promotable_bytes() / page_bytes;
         let sizes: Vec<u64> = queues.iter().map(|queue| queue.len() as u64).collect();
         let border = border(&sizes, capacity);
         let up = queues[border..].iter().rev().flatten();
-        let mut up = up.filter(|page| page.tier == TierId::Slow);
+        let mut up = up.filter(|page| page.tier == Tier::Slow);
         let down = queues[..border.saturating_sub(1)].iter().flatten();
-        let mut down = down.filter(|page| page.tier == TierId::Fast);
-        let mut unused = queues[0].iter().filter(|page| page.tier == TierId::Fast);
+        let mut down = down.filter(|page| page.tier == Tier::Fast);
+        let mut unused = queues[0].iter().filter(|page| page.tier == Tier::Fast);
         let mut moved = false;
         while actor.now_ps() < until_ps {
             let page = match hypervisor.is_short() {
-                true => down.next().map(|page| (page, TierId::Slow)),
-                false => up.next().map(|page| (page, TierId::Fast)),
+                true => down.next().map(|page| (page, Tier::Slow)),
+                false => up.next().map(|page| (page, Tier::Fast)),
             };
             let Some((page, to)) = page else {
                 break;
@@ -145,7 +144,7 @@ impl Vtmm {
             let Some(page) = unused.next() else {
                 break;
             };
-            moved |= hypervisor.migrate(backing, page.gpa, TierId::Slow, actor);
+            moved |= hypervisor.migrate(backing, page.gpa, Tier::Slow, actor);
         }
         actor.invept(u64::from(moved));
     }

@@ -23,12 +23,11 @@
 
 use std::collections::VecDeque;
 
-use demeter_policy::{ByteCount, GuestPhysAddr};
+use demeter_policy::{ByteCount, GuestPhysAddr, Tier};
 
 use super::{Context, Manager, Needs, Tiering};
 use crate::guest::{Guest, Watermarks};
 use crate::machine::ledger::Cause;
-use crate::machine::memory::TierId;
 use crate::machine::radix::PageSize;
 
 /// Run time between two scans.
@@ -102,7 +101,7 @@ impl XenHistory {
                 return;
             };
             let became_hot = history.push(entry.take_accessed(), HOT);
-            let is_slow = ctx.hypervisor.tier_of(entry.index()) == TierId::Slow;
+            let is_slow = ctx.hypervisor.tier_of(entry.index()) == Tier::Slow;
             if became_hot && is_slow && size == PageSize::Base {
                 self.hot.push_back(page as u32);
             }
@@ -135,11 +134,11 @@ impl XenHistory {
                     return;
                 };
                 ctx.hypervisor
-                    .migrate(ctx.backing, cold, TierId::Slow, &mut ctx.actor);
+                    .migrate(ctx.backing, cold, Tier::Slow, &mut ctx.actor);
                 self.allowed -= 1 << k;
             } else if ctx
                 .hypervisor
-                .migrate(ctx.backing, gpa, TierId::Fast, &mut ctx.actor)
+                .migrate(ctx.backing, gpa, Tier::Fast, &mut ctx.actor)
             {
                 self.allowed -= 1 << k;
             }
@@ -156,7 +155,7 @@ impl XenHistory {
             }
             let gpa = GuestPhysAddr((self.hand as u64) << page_bits);
             if let Some((entry, PageSize::Base)) = ctx.backing.tree.find(gpa)
-                && ctx.hypervisor.tier_of(entry.index()) == TierId::Fast
+                && ctx.hypervisor.tier_of(entry.index()) == Tier::Fast
             {
                 return Some(gpa);
             }
@@ -170,7 +169,7 @@ impl Manager for XenHistory {
         Needs {
             tiering: Tiering::Hypervisor,
             watermarks: Watermarks::LINUX,
-            first_touch: TierId::Slow,
+            first_touch: Tier::Slow,
             ..Needs::default()
         }
     }

@@ -1,9 +1,8 @@
 //! Statistics of a VM.
 
-use demeter_policy::GuestPhysAddr;
+use demeter_policy::{GuestPhysAddr, Tier};
 
 use super::{Host, Vm};
-use crate::machine::memory::TierId;
 use crate::program::Program;
 
 impl<P: Program> Vm<P> {
@@ -53,7 +52,7 @@ impl<P: Program> Vm<P> {
                 for frame in first..first + count {
                     let gpa = GuestPhysAddr(u64::from(frame) << page_bits);
                     let backed = self.backing.tree.frame(gpa);
-                    let share = |tier: TierId| f64::from(u8::from(tier == TierId::Fast));
+                    let share = |tier: Tier| f64::from(u8::from(tier == Tier::Fast));
                     all += 1;
                     fast += match (backed, &host.machine.memory.flat) {
                         _ if self.backing.is_native => share(self.guest.node_of(frame)),

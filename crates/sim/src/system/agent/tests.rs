@@ -39,7 +39,7 @@ fn settings(tuning: &Tuning) -> AgentSettings {
 
 impl SimulatedRig {
     /// Maps blocks and moves them to one node.
-    fn map(&mut self, blocks: u64, to: TierId) -> GuestVirtAddr {
+    fn map(&mut self, blocks: u64, to: Tier) -> GuestVirtAddr {
         let base = self.bench.map(blocks * BLOCK_SIZE);
         assert_eq!(
             self.bench.fill(base, blocks * BLOCK_SIZE),
@@ -54,7 +54,7 @@ impl SimulatedRig {
         base
     }
 
-    fn free(&self, node: TierId) -> u64 {
+    fn free(&self, node: Tier) -> u64 {
         self.bench.guest.usable(node).0 / BLOCK_SIZE
     }
 }
@@ -71,12 +71,12 @@ impl Rig for SimulatedRig {
             mapped: 0,
             seen: 0,
         };
-        rig.base = rig.map(script.fast, TierId::Fast);
+        rig.base = rig.map(script.fast, Tier::Fast);
         for _ in 0..script.slow {
-            rig.map(1, TierId::Slow);
+            rig.map(1, Tier::Slow);
         }
-        assert_eq!(rig.free(TierId::Fast), script.fast_free);
-        assert_eq!(rig.free(TierId::Slow), script.slow_free);
+        assert_eq!(rig.free(Tier::Fast), script.fast_free);
+        assert_eq!(rig.free(Tier::Slow), script.slow_free);
         let first = Block::of(rig.base).0;
         rig.bench.guest.pinned = script.stuck.iter().map(|b| Block(first + b)).collect();
         rig.agent.took_ns = |_| 0;
@@ -89,8 +89,8 @@ impl Rig for SimulatedRig {
     }
 
     fn epoch(&mut self, epoch: &EpochScript) -> Vec<String> {
-        for _ in 0..epoch.grown.min(self.free(TierId::Slow)) {
-            self.map(1, TierId::Slow);
+        for _ in 0..epoch.grown.min(self.free(Tier::Slow)) {
+            self.map(1, Tier::Slow);
         }
         let at = |b: &u64| Record {
             gva: GuestVirtAddr(self.base.0 + b * BLOCK_SIZE),
