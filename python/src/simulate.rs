@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use demeter_scenario::{Point, System};
-use demeter_sim::{Event, Job, Limits, SimError, run_all, run_jobs};
+use demeter_sim::{PlannedRun, RunLimits, RunProgress, SimError, run_all, run_jobs};
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 
@@ -43,13 +43,13 @@ impl Stop {
 /// seconds.
 type Told = (String, f64, Option<(usize, usize, f64)>);
 
-fn tell(events: &SyncSender<Told>, event: Event<'_>) {
+fn tell(events: &SyncSender<Told>, event: RunProgress<'_>) {
     // If the receiver is gone, it has failed or was interrupted, and the runs end soon.
     match event {
-        Event::Underway { job, share, .. } => {
+        RunProgress::Underway { job, share, .. } => {
             let _ = events.try_send((job.to_string(), share, None));
         }
-        Event::Done {
+        RunProgress::Done {
             job,
             done,
             of,
@@ -76,7 +76,7 @@ pub fn simulate(
 ) -> PyResult<String> {
     let stop = AtomicBool::new(false);
     let cores = || thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-    let limits = Limits {
+    let limits = RunLimits {
         workers: jobs.unwrap_or_else(cores),
         hours_max,
         stop: &stop,
@@ -139,13 +139,13 @@ pub fn simulate_one(
         settings: vec![],
         scenario,
     };
-    let job = Job {
+    let job = PlannedRun {
         point: &point,
         system,
         under: None,
         seed,
     };
-    let limits = Limits {
+    let limits = RunLimits {
         workers: NonZeroUsize::MIN,
         hours_max: f64::INFINITY,
         stop: &stop.0,

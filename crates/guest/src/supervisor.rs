@@ -15,7 +15,7 @@ use demeter_linux::damon::{self, Owner};
 use demeter_policy::{NodeId, Pid};
 
 use crate::agent::{self, Agent, AgentError, Checked, Control, Effects, Ended};
-use crate::balloon::link::{BesideAgent, Link, LinkError};
+use crate::balloon::link::{BesideAgent, LinkError, RunningRelay};
 use crate::config::{BalloonMode, Config};
 use crate::latency;
 use crate::nodes::TierOrder;
@@ -156,7 +156,7 @@ pub fn run(
 /// # Errors
 /// The port does not exist or cannot be used.
 pub fn relay(root: &Path, received: &Receiver<Control>) -> Result<(), LinkError> {
-    let _link = Link::start(root, None)?;
+    let _link = RunningRelay::start(root, None)?;
     tracing::info!("relaying between the host and the balloon driver");
     // The start function does nothing and cannot fail.
     let _ = await_next(received, None, || Ok(()), |_| true);
@@ -334,12 +334,12 @@ fn is_readable(root: &Path, pid: Pid) -> bool {
 }
 
 /// Starts the relay. If it cannot start, the agent runs without it.
-fn link(root: &Path, status: &StatusCell, controls: &Sender<Control>) -> Option<Link> {
+fn link(root: &Path, status: &StatusCell, controls: &Sender<Control>) -> Option<RunningRelay> {
     let agent = BesideAgent {
         status: status.clone(),
         controls: controls.clone(),
     };
-    let started = Link::start(root, Some(agent));
+    let started = RunningRelay::start(root, Some(agent));
     started
         .inspect_err(|error| tracing::info!("no balloon: {error}"))
         .ok()

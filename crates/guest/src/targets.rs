@@ -20,7 +20,7 @@ const PROCESSES_MAX: usize = 1 << 15;
 
 /// A managed process counts as larger by this part of its size. Otherwise, processes of nearly equal size would
 /// alternate, and each change would lose their heat.
-const INCUMBENT_PART: u64 = 8;
+const INCUMBENT_DIVISOR: u64 = 8;
 
 /// Maximum number of cgroups below a named one.
 const CGROUPS_MAX: usize = 4096;
@@ -186,7 +186,7 @@ impl TargetFinder {
                 continue;
             };
             if self.before.contains_key(&pid) {
-                size = size.saturating_add(size / INCUMBENT_PART);
+                size = size.saturating_add(size / INCUMBENT_DIVISOR);
             }
             if size >= resident_min {
                 sized.push((size, pid));

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use demeter_guest::balloon::link::Link;
+use demeter_guest::balloon::link::RunningRelay;
 use demeter_guest::balloon::port::Port;
 use demeter_guest::balloon::{
     self, BalloonError, Cursor, Deflated, Inflated, Listed, NodeBalloon, Stop,
@@ -306,7 +306,7 @@ struct Vm {
     listener: UnixListener,
     driver: Arc<Mutex<Driver>>,
     pipe: Option<UnixStream>,
-    relay: Option<Link>,
+    relay: Option<RunningRelay>,
 }
 
 impl Vm {
@@ -333,7 +333,7 @@ impl Vm {
             Ok(opened)
         });
         let port = Port::from(OwnedFd::from(pipe));
-        self.relay = Some(Link::over(port, self.root.path(), open, None).unwrap());
+        self.relay = Some(RunningRelay::over(port, self.root.path(), open, None).unwrap());
     }
 
     /// Starts the only controller.

@@ -8,13 +8,13 @@ mod error;
 mod here;
 pub mod inside;
 pub mod link;
+pub mod process_usage;
 mod program;
 mod provision;
 mod record;
 mod run;
 mod timeline;
 mod tune;
-pub mod uses;
 mod vm;
 pub mod workload;
 

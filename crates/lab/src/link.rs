@@ -11,8 +11,8 @@ use demeter_policy::provision::{Policy, ProvisionerKind};
 use demeter_scenario::{Scenario, Settings};
 use serde::{Deserialize, Serialize};
 
+use crate::process_usage::ProcessUsage;
 use crate::program::Launch;
-use crate::uses::Uses;
 use crate::workload::Rate;
 
 /// Name of the virtio-serial port.
@@ -78,13 +78,13 @@ pub struct Job {
     pub launches: Vec<Launch>,
     /// The VM's level of nesting.
     #[serde(default)]
-    pub level: Level,
+    pub level: Nesting,
 }
 
 /// A VM's level of nesting.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
-pub enum Level {
+pub enum Nesting {
     /// On the emulator, running the workload.
     #[default]
     Alone,
@@ -117,7 +117,7 @@ pub struct GuestStart {
     pub node_bytes: Vec<u64>,
 }
 
-impl Level {
+impl Nesting {
     /// Whether the VM is a host's guest.
     pub fn is_guest(&self) -> bool {
         matches!(self, Self::Guest { .. })
@@ -184,7 +184,7 @@ pub enum VmMessage {
     /// Resource usage of the agent and the kernel, after a round.
     Uses {
         /// The agent.
-        agent: Uses,
+        agent: ProcessUsage,
         /// The kernel's own unreclaimable memory, KiB.
         kernel_kib: u64,
     },

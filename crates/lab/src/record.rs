@@ -21,7 +21,7 @@ use demeter_scenario::{Programs, Ready, Scenario};
 use regex_lite::Regex;
 
 use crate::error::Error;
-use crate::program::{Heard, Launch, Meter, lock};
+use crate::program::{Launch, Meter, OutputParser, lock};
 use crate::vm::plugin::trace_plugin;
 use crate::vm::{Finder, Lab, dies_with_this_thread, in_place};
 
@@ -78,7 +78,7 @@ pub struct Recording {
     messages: BufReader<UnixStream>,
     bytes: Vec<u8>,
     until: Until,
-    heard: Arc<Mutex<Heard>>,
+    heard: Arc<Mutex<OutputParser>>,
     began: Instant,
 }
 
@@ -131,7 +131,7 @@ impl Recorder {
     /// When the program is missing, the system refuses, or [`Recorder::plugin`] fails.
     pub fn start(&self, program: &Path, args: &[OsString]) -> Result<Recording, Error> {
         let mut command = Command::new(&self.qemu);
-        let heard = Heard::new(None, None, Meter::default());
+        let heard = OutputParser::new(None, None, Meter::default());
         self.spawn(&mut command, &find(program)?, args, Until::Start, heard)
     }
 
@@ -221,7 +221,7 @@ impl Recorder {
             .stdout(theirs)
             .stderr(errors);
         let args: Vec<OsString> = launch.args.iter().map(OsString::from).collect();
-        let heard = Heard::new(line, None, Meter::default());
+        let heard = OutputParser::new(line, None, Meter::default());
         let recording = self.spawn(&mut command, &launch.file, &args, until, heard)?;
         // `command` still holds the other end of the pipe.
         drop(command);
@@ -237,7 +237,7 @@ impl Recorder {
         file: &Path,
         args: &[OsString],
         until: Until,
-        heard: Heard,
+        heard: OutputParser,
     ) -> Result<Recording, Error> {
         let plugin = self.plugin()?;
         let (ours, theirs) = UnixStream::pair().map_err(Error::io("create", "a socket"))?;
@@ -364,7 +364,7 @@ impl Recording {
 }
 
 /// Parses a program's output up to its end.
-fn listen(mut output: impl Read, heard: &Mutex<Heard>) {
+fn listen(mut output: impl Read, heard: &Mutex<OutputParser>) {
     let mut bytes = [0; 4096];
     loop {
         match output.read(&mut bytes) {

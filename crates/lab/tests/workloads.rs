@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 
-use demeter_lab::workload::{Event, Rate};
+use demeter_lab::workload::{Rate, WorkloadEvent};
 
 const FORKS: &str = env!("CARGO_BIN_EXE_forks");
 const GUPS: &str = env!("CARGO_BIN_EXE_gups");
@@ -22,7 +22,7 @@ fn run(program: &str, args: &[&str]) -> Output {
         .unwrap()
 }
 
-fn events(output: &Output) -> Vec<Event> {
+fn events(output: &Output) -> Vec<WorkloadEvent> {
     let text = std::str::from_utf8(&output.stdout).unwrap();
     text.lines()
         .map(|line| serde_json::from_str(line).expect(line))
@@ -38,7 +38,9 @@ fn gups_resizes_its_hot_set_on_schedule() {
     let hot_sizes: Vec<u64> = events(&output)
         .iter()
         .filter_map(|event| match event {
-            Event::Ready { hot_bytes, .. } | Event::Shift { hot_bytes, .. } => Some(*hot_bytes),
+            WorkloadEvent::Ready { hot_bytes, .. } | WorkloadEvent::Shift { hot_bytes, .. } => {
+                Some(*hot_bytes)
+            }
             _ => None,
         })
         .collect();
@@ -81,7 +83,7 @@ fn gups_loses_no_update_with_threads_and_a_jump() {
     );
     assert!(output.status.success(), "{output:?}");
     let events = events(&output);
-    let Event::Ready {
+    let WorkloadEvent::Ready {
         start,
         bytes,
         hot_start,
@@ -98,19 +100,19 @@ fn gups_loses_no_update_with_threads_and_a_jump() {
     let shifts: Vec<u64> = events
         .iter()
         .filter_map(|event| match event {
-            Event::Shift { hot_start, .. } => Some(hot_start - start),
+            WorkloadEvent::Shift { hot_start, .. } => Some(hot_start - start),
             _ => None,
         })
         .collect();
     assert_eq!(shifts, [6 << 20]);
     let [
         ..,
-        Event::Done {
+        WorkloadEvent::Done {
             ops,
             rate: Rate::Mops(mops),
             ..
         },
-        Event::Verified { words, errors },
+        WorkloadEvent::Verified { words, errors },
     ] = events[..]
     else {
         panic!("{events:?}")
@@ -127,7 +129,7 @@ fn each_request_has_a_child_that_ends() {
         &[&sizes[..], &["--duration=0.3", "--interval=0.1", "--json"]].concat(),
     );
     assert!(output.status.success(), "{output:?}");
-    let Some(&Event::Done {
+    let Some(&WorkloadEvent::Done {
         ops,
         rate: Rate::RequestsPerS(rate),
         ..
@@ -156,7 +158,7 @@ fn memlat_reports_latencies() {
     let events = events(&output);
     assert_eq!(events.len(), 4, "{events:?}");
     assert!(
-        matches!(events[3], Event::Done { rate: Rate::LatencyNs(ns), ops, .. } if ns > 0.0 && ops > 0)
+        matches!(events[3], WorkloadEvent::Done { rate: Rate::LatencyNs(ns), ops, .. } if ns > 0.0 && ops > 0)
     );
 }
 
@@ -174,11 +176,16 @@ fn programs_that_count_operations_end_with_what_they_counted() {
         let counted: u64 = events
             .iter()
             .filter_map(|event| match event {
-                Event::Interval { ops, .. } => Some(*ops),
+                WorkloadEvent::Interval { ops, .. } => Some(*ops),
                 _ => None,
             })
             .sum();
-        let [Event::Ready { bytes, .. }, .., Event::Done { ops, .. }] = events[..] else {
+        let [
+            WorkloadEvent::Ready { bytes, .. },
+            ..,
+            WorkloadEvent::Done { ops, .. },
+        ] = events[..]
+        else {
             panic!("{events:?}")
         };
         assert!(bytes > 0 && counted > 0 && counted <= ops, "{events:?}");
@@ -249,12 +256,12 @@ fn kvload_checks_every_value() {
     let events = events(&output);
     assert!(matches!(
         events[0],
-        Event::Loaded {
+        WorkloadEvent::Loaded {
             keys: 100,
             value_bytes: 1024
         }
     ));
-    assert!(matches!(events.last(), Some(Event::Done { ops, .. }) if *ops > 0));
+    assert!(matches!(events.last(), Some(WorkloadEvent::Done { ops, .. }) if *ops > 0));
     let wrong = format!("$1024\r\n{}\r\n", "x".repeat(1024));
     let wrong: &'static str = wrong.leak();
     for (answer, why) in [(wrong, "a wrong value"), ("$-1\r\n", "instead of")] {
@@ -297,7 +304,7 @@ impl Held {
         }
     }
 
-    fn event(&mut self) -> Option<Event> {
+    fn event(&mut self) -> Option<WorkloadEvent> {
         let mut line = String::new();
         self.output.read_line(&mut line).unwrap();
         (!line.is_empty()).then(|| serde_json::from_str(&line).expect(&line))
@@ -307,15 +314,15 @@ impl Held {
 #[test]
 fn hold_waits_before_the_timed_phase_and_before_the_check() {
     let mut held = Held::start();
-    assert!(matches!(held.event(), Some(Event::Ready { .. })));
+    assert!(matches!(held.event(), Some(WorkloadEvent::Ready { .. })));
     held.input.write_all(b"go\n").unwrap();
-    assert!(matches!(held.event(), Some(Event::Interval { .. })));
-    assert!(matches!(held.event(), Some(Event::Done { .. })));
+    assert!(matches!(held.event(), Some(WorkloadEvent::Interval { .. })));
+    assert!(matches!(held.event(), Some(WorkloadEvent::Done { .. })));
     assert_eq!(held.child.try_wait().unwrap(), None);
     held.input.write_all(b"check\n").unwrap();
     assert!(matches!(
         held.event(),
-        Some(Event::Verified { errors: 0, .. })
+        Some(WorkloadEvent::Verified { errors: 0, .. })
     ));
     assert!(held.child.wait().unwrap().success());
 }
@@ -323,7 +330,7 @@ fn hold_waits_before_the_timed_phase_and_before_the_check() {
 #[test]
 fn a_signal_ends_a_held_program_cleanly() {
     let mut held = Held::start();
-    assert!(matches!(held.event(), Some(Event::Ready { .. })));
+    assert!(matches!(held.event(), Some(WorkloadEvent::Ready { .. })));
     // SAFETY: signals a child that has not been waited for.
     unsafe { libc::kill(held.child.id() as libc::pid_t, libc::SIGTERM) };
     assert_eq!(held.event(), None);
@@ -333,7 +340,7 @@ fn a_signal_ends_a_held_program_cleanly() {
 #[test]
 fn a_vanished_controller_ends_a_held_program_with_an_error() {
     let mut held = Held::start();
-    assert!(matches!(held.event(), Some(Event::Ready { .. })));
+    assert!(matches!(held.event(), Some(WorkloadEvent::Ready { .. })));
     drop(held.input);
     assert_eq!(held.child.wait().unwrap().code(), Some(1));
 }

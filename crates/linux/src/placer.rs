@@ -17,7 +17,7 @@ use demeter_policy::{ByteCount, Level, MIB, NodeId};
 use crate::nodes::{NodeMemory, Tiers, Topology};
 
 /// Part of a node that stays free while another node has room, within bounds.
-const SPARE_PART: u64 = 128;
+const SPARE_DIVISOR: u64 = 128;
 const SPARE_MIN: u64 = 4 * MIB;
 const SPARE_MAX: u64 = 64 * MIB;
 
@@ -108,7 +108,7 @@ impl Placer {
     fn spare(&self, node: NodeId) -> u64 {
         let node = self.topology.nodes.iter().find(|n| n.id == node);
         let total = node.map_or(0, |node| node.total.0);
-        (total / SPARE_PART).clamp(SPARE_MIN, SPARE_MAX)
+        (total / SPARE_DIVISOR).clamp(SPARE_MIN, SPARE_MAX)
     }
 }
 

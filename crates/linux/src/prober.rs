@@ -166,7 +166,7 @@ fn covers(space: &[VirtRange], block: Block) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use demeter_policy::{ByteCount, Level, Placement};
+    use demeter_policy::{ByteCount, Level, TierBytes};
     use proptest::prelude::*;
 
     use super::*;
@@ -201,7 +201,7 @@ mod tests {
         ];
         let blocks: Vec<_> = (1..6).map(Block).collect();
         let got = prober().look(&mut pages, PID, &space, &blocks).unwrap();
-        let want = [(512, 0), (0, 512), (100, 412), (1, 0), (0, 0)].map(|(fast, slow)| Placement {
+        let want = [(512, 0), (0, 512), (100, 412), (1, 0), (0, 0)].map(|(fast, slow)| TierBytes {
             fast: ByteCount(fast * PAGE_SIZE),
             slow: ByteCount(slow * PAGE_SIZE),
         });

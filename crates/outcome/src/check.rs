@@ -26,7 +26,7 @@ impl RunResult {
             let found = self.schema.into();
             return Err(ContentError::Schema { found });
         }
-        let place = Place::default();
+        let place = ValuePath::default();
         place.each("systems", &self.systems, system)?;
         place.each("cases", &self.cases, |case: &Case, place| {
             place.each("systems", &case.systems, system)
@@ -42,14 +42,14 @@ impl RunResult {
     }
 }
 
-fn system(of_system: &SystemResult, place: &Place) -> Checked {
+fn system(of_system: &SystemResult, place: &ValuePath) -> Checked {
     run(of_system, place)?;
     // The decoder limits the depth.
     place.each("other_settings", &of_system.other_settings, system)
 }
 
 /// Checks the values of one run of a system.
-fn run(system: &SystemResult, place: &Place) -> Checked {
+fn run(system: &SystemResult, place: &ValuePath) -> Checked {
     place.amounts([
         ("elapsed_s", system.elapsed_s),
         ("t90_s", system.t90_s),
@@ -104,7 +104,7 @@ fn run(system: &SystemResult, place: &Place) -> Checked {
     }
 }
 
-fn speed(speed: &Option<Speed>, place: &Place) -> Checked {
+fn speed(speed: &Option<Speed>, place: &ValuePath) -> Checked {
     let of = |part: fn(&Speed) -> Option<f64>| speed.as_ref().and_then(part);
     place.amounts([
         ("speed.mean", of(|s| s.mean)),
@@ -112,7 +112,7 @@ fn speed(speed: &Option<Speed>, place: &Place) -> Checked {
     ])
 }
 
-fn provisioning(provisioning: &Provisioning, place: &Place) -> Checked {
+fn provisioning(provisioning: &Provisioning, place: &ValuePath) -> Checked {
     let crashes = provisioning.crashes.as_ref();
     place.amounts([
         ("inflate_s", provisioning.inflate_s),
@@ -129,7 +129,7 @@ fn provisioning(provisioning: &Provisioning, place: &Place) -> Checked {
     })
 }
 
-fn series(series: &[Point], place: &Place) -> Checked {
+fn series(series: &[Point], place: &ValuePath) -> Checked {
     place.each("series", series, |point: &Point, place| {
         place.amounts([("t_s", Some(point.t_s)), ("speed", point.speed)])?;
         place.share("hot_in_fast", point.hot_in_fast)
@@ -144,9 +144,9 @@ fn series(series: &[Point], place: &Place) -> Checked {
 
 /// The path of a value, such as `systems[0].series[1]`; formatted only when needed.
 #[derive(Clone, Copy, Default)]
-struct Place<'a>(Option<(&'a Place<'a>, &'a str, Option<usize>)>);
+struct ValuePath<'a>(Option<(&'a ValuePath<'a>, &'a str, Option<usize>)>);
 
-impl fmt::Display for Place<'_> {
+impl fmt::Display for ValuePath<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some((outer, name, Some(index))) => write!(f, "{outer}{name}[{index}]."),
@@ -156,13 +156,18 @@ impl fmt::Display for Place<'_> {
     }
 }
 
-impl Place<'_> {
-    fn inner<'a>(&'a self, name: &'a str, index: impl Into<Option<usize>>) -> Place<'a> {
-        Place(Some((self, name, index.into())))
+impl ValuePath<'_> {
+    fn inner<'a>(&'a self, name: &'a str, index: impl Into<Option<usize>>) -> ValuePath<'a> {
+        ValuePath(Some((self, name, index.into())))
     }
 
     /// Checks all items of a list.
-    fn each<T>(&self, name: &str, list: &[T], check: impl Fn(&T, &Place) -> Checked) -> Checked {
+    fn each<T>(
+        &self,
+        name: &str,
+        list: &[T],
+        check: impl Fn(&T, &ValuePath) -> Checked,
+    ) -> Checked {
         let mut items = list.iter().enumerate();
         items.try_for_each(|(index, item)| check(item, &self.inner(name, index)))
     }

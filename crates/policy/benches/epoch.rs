@@ -5,7 +5,7 @@ use std::time::Duration;
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use demeter_policy::engine::{ByHeat, Config, Direction, Engine, Gain, Input, NodeFacts, Request};
 use demeter_policy::{
-    BLOCK_SIZE, Block, ByLevel, ByteCount, GuestVirtAddr, Pid, Placement, Sample, Tuning, VirtRange,
+    BLOCK_SIZE, Block, ByLevel, ByteCount, GuestVirtAddr, Pid, Sample, TierBytes, Tuning, VirtRange,
 };
 
 const PID: Pid = Pid(1);
@@ -60,10 +60,10 @@ impl Driver {
         }
     }
 
-    fn place(&self, block: Block) -> Placement {
+    fn place(&self, block: Block) -> TierBytes {
         let fast = self.fast[(block.0 - FIRST) as usize];
         let bytes = |there: bool| ByteCount(if there { BLOCK_SIZE } else { 0 });
-        Placement {
+        TierBytes {
             fast: bytes(fast),
             slow: bytes(!fast),
         }

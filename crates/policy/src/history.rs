@@ -34,8 +34,8 @@ pub use pace::Pace;
 
 use crate::engine::{Classify, Strategy};
 use crate::{
-    BLOCK_SIZE, Block, Budget, ByteCount, ClassifiedRange, GuestVirtAddr, Pid, Placement, Plan,
-    RankedRange, ResidencyMap, Situation, VirtRange, plan,
+    BLOCK_SIZE, Block, ByteCount, ClassifiedRange, GuestVirtAddr, MoveBudget, Pid, Plan,
+    RankedRange, ResidencyMap, Situation, TierBytes, VirtRange, plan,
 };
 
 /// Number of set bits in a hot block's history, of 32: as in the authors' hypervisor.
@@ -169,10 +169,10 @@ impl Default for ByHistory {
 impl ByHistory {
     /// The working set by tier: the hot blocks. Comparing with the mean, as [`working_set`](crate::working_set()) does,
     /// would include all memory, because looks are lengthened until they find as much as fast memory holds.
-    pub fn working_set(&self, ranking: &[RankedRange], residency: &ResidencyMap) -> Placement {
+    pub fn working_set(&self, ranking: &[RankedRange], residency: &ResidencyMap) -> TierBytes {
         let least = (f64::from(self.hot_ones) - 0.5) / BLOCK_SIZE as f64;
         let hot = ranking.iter().filter(|range| range.density() >= least);
-        let mut set = Placement::default();
+        let mut set = TierBytes::default();
         for range in hot {
             let placement = residency.placement(range.pid, &range.range);
             set.fast.0 += placement.fast.0;
@@ -194,7 +194,7 @@ impl Strategy for ByHistory {
     fn plan(&mut self, situation: &Situation<'_>, _heats: &[(Pid, &Histories)]) -> Plan {
         let least = f64::from(self.hot_ones) - 0.5;
         plan(&Situation {
-            budget: Budget {
+            budget: MoveBudget {
                 left_ps: u64::MAX,
                 promotion_ps: 1,
                 demotion_ps: 0,

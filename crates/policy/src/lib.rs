@@ -32,9 +32,9 @@ pub use addr::{
     VirtRange,
 };
 pub use heat::Heat;
-pub use planner::{Budget, FillThreshold, Plan, Relocation, Room, Situation, plan};
+pub use planner::{FillThreshold, MoveBudget, Plan, Relocation, Room, Situation, plan};
 pub use ranking::{ClassifiedRange, RankedRange, rank};
-pub use residency::{Away, Block, Placement, ResidencyMap, Spread};
+pub use residency::{Away, Block, ResidencyMap, Spread};
 pub use sample::{Observation, Sample};
 pub use share::{Share, divide};
 pub use tier::{ByLevel, LEVELS, Level, PerTier, Tier, TierBytes};

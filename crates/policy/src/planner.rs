@@ -82,7 +82,7 @@ impl Room {
 
 /// The cost limit of a plan, and the prices of moves.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Budget {
+pub struct MoveBudget {
     /// The remaining budget, picoseconds.
     pub left_ps: u64,
     /// Cost of promoting a byte, picoseconds.
@@ -93,7 +93,7 @@ pub struct Budget {
     pub sample_ps: f64,
 }
 
-impl Budget {
+impl MoveBudget {
     /// No limit: everything pays.
     pub const NONE: Self = Self {
         left_ps: u64::MAX,
@@ -134,7 +134,7 @@ pub struct Situation<'a> {
     /// Number of samples from which a range is promoted into free memory.
     pub fill: FillThreshold,
     /// Cost limit and prices of moves.
-    pub budget: Budget,
+    pub budget: MoveBudget,
     /// Whether the balloon waits for fast memory: then the coldest blocks leave even without certainty.
     pub balloon_waits: bool,
     /// The present epoch.
@@ -277,7 +277,7 @@ fn deal<'a>(situation: &Situation<'a>) -> (Vec<Dealt<'a>>, Vec<Dealt<'a>>, Whole
         let blocks = Block::numbers_of(&range.range);
         let blocks = blocks.end - blocks.start;
         // Unknown blocks are assumed to be like the rest of the range.
-        let resident = u128::from(placement.resident().0) * u128::from(blocks);
+        let resident = u128::from(placement.total().0) * u128::from(blocks);
         let resident = (resident / u128::from(known.max(1))) as u64;
         let dealt = Dealt {
             range,
@@ -288,7 +288,7 @@ fn deal<'a>(situation: &Situation<'a>) -> (Vec<Dealt<'a>>, Vec<Dealt<'a>>, Whole
         (dealt, placement)
     };
     let mut all: Vec<_> = situation.ranking.iter().map(dealt).collect();
-    all.retain(|(_, placement)| placement.resident().0 > 0);
+    all.retain(|(_, placement)| placement.total().0 > 0);
     all.sort_by(|(a, _), (b, _)| {
         let by_density = b.density.total_cmp(&a.density);
         by_density.then(a.resident.cmp(&b.resident))
@@ -301,7 +301,7 @@ fn deal<'a>(situation: &Situation<'a>) -> (Vec<Dealt<'a>>, Vec<Dealt<'a>>, Whole
     let mut capacity = (in_fast + room.fast_free.0).saturating_sub(room.level().0);
     let (mut short, mut spare) = (vec![], vec![]);
     for (dealt, placement) in all {
-        let target = placement.resident().0.min(capacity);
+        let target = placement.total().0.min(capacity);
         capacity -= target;
         let excess = target.abs_diff(placement.fast.0);
         if placement.fast.0 < target {
@@ -382,7 +382,7 @@ impl<'a> Victims<'a> {
     }
 
     /// The coldest remaining block that is worth an exchange with `hot`.
-    fn worth(&mut self, hot: &Dealt<'_>, budget: &Budget) -> Option<Relocation> {
+    fn worth(&mut self, hot: &Dealt<'_>, budget: &MoveBudget) -> Option<Relocation> {
         let tried = self.ranges.len().min(self.first + VICTIMS_TRIED);
         self.offer(tried, |cold| worth(hot, cold, budget))
     }
@@ -408,7 +408,7 @@ impl<'a> Victims<'a> {
 }
 
 /// Whether exchanging a block of `cold` for one of `hot` is worth it: it pays, and it is significant.
-fn worth(hot: &Dealt<'_>, cold: &Dealt<'_>, budget: &Budget) -> bool {
+fn worth(hot: &Dealt<'_>, cold: &Dealt<'_>, budget: &MoveBudget) -> bool {
     let blocks = |r: &Dealt<'_>| r.resident as f64 / BLOCK;
     let certainty = z_squared(hot.range.count, blocks(hot), cold.range.count, blocks(cold));
     hot.density >= EXCHANGE_RATIO * cold.density
@@ -424,11 +424,11 @@ struct Ledger {
     slow_free: u64,
     may_promote: u64,
     may_demote: u64,
-    budget: Budget,
+    budget: MoveBudget,
 }
 
 impl Ledger {
-    fn new(room: &Room, budget: &Budget) -> Self {
+    fn new(room: &Room, budget: &MoveBudget) -> Self {
         Self {
             fast_free: room.fast_free.0,
             level: room.level().0,
@@ -457,7 +457,7 @@ impl Ledger {
 
     /// Whether the budget suffices for a promotion and, unless it `fills`, for an equal demotion.
     fn affords(&self, promotion: &Relocation, fills: bool) -> bool {
-        let Budget {
+        let MoveBudget {
             promotion_ps,
             demotion_ps,
             left_ps,

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use crate::engine::Direction;
-use crate::{BLOCK_SIZE, ByLevel, ByteCount, GuestVirtAddr, Level, PAGE_SIZE, Pid, VirtRange};
+use crate::{
+    BLOCK_SIZE, ByLevel, ByteCount, GuestVirtAddr, Level, PAGE_SIZE, Pid, TierBytes, VirtRange,
+};
 
 /// The number of a 2 MiB block in a virtual address space, the unit of moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -31,25 +33,16 @@ impl Block {
     }
 }
 
-/// Bytes of one or more blocks on both sides of a tier boundary. Absent memory, and memory in a still faster tier, is
-/// not counted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Placement {
-    /// In fast memory: the tier above the boundary.
-    pub fast: ByteCount,
-    /// In slow memory: all tiers below it.
-    pub slow: ByteCount,
-}
-
 /// Bytes of one block by tier. Absent memory counts in none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Spread(pub ByLevel<ByteCount>);
 
 impl Spread {
-    /// The bytes on both sides of the boundary below a tier.
-    pub fn at(&self, level: Level) -> Placement {
+    /// The bytes on both sides of the boundary below a tier: in that tier, and in all slower ones. Memory in a still
+    /// faster tier is not counted.
+    pub fn at(&self, level: Level) -> TierBytes {
         let slower = level.slower().map(|slower| self.0.get(slower).0);
-        Placement {
+        TierBytes {
             fast: *self.0.get(level),
             slow: ByteCount(slower.fold(0, u64::saturating_add)),
         }
@@ -79,9 +72,9 @@ impl Spread {
     }
 }
 
-impl From<Placement> for Spread {
+impl From<TierBytes> for Spread {
     /// On a machine of two tiers.
-    fn from(Placement { fast, slow }: Placement) -> Self {
+    fn from(TierBytes { fast, slow }: TierBytes) -> Self {
         Self(ByLevel([fast, slow, ByteCount(0), ByteCount(0)]))
     }
 }
@@ -93,13 +86,6 @@ pub struct Away {
     pub home: Level,
     /// The tier to which it was moved.
     pub now: Level,
-}
-
-impl Placement {
-    /// Resident bytes.
-    pub fn resident(&self) -> ByteCount {
-        ByteCount(self.fast.0 + self.slow.0)
-    }
 }
 
 /// Number of blocks in a chunk of 1 GiB.
@@ -116,7 +102,7 @@ pub(crate) struct KnownChunk<'a> {
     /// All its blocks.
     pub(crate) known: &'a [Option<Known>; CHUNK_BLOCKS],
     /// Their sum on both sides of the requested boundary.
-    pub(crate) sum: Placement,
+    pub(crate) sum: TierBytes,
 }
 
 /// The known places of all processes' blocks.
@@ -177,7 +163,7 @@ impl Known {
     }
 
     /// Its bytes on both sides of the boundary below the fastest tier.
-    pub(crate) fn placement(&self) -> Placement {
+    pub(crate) fn placement(&self) -> TierBytes {
         self.spread().at(Level::First)
     }
 
@@ -357,7 +343,7 @@ impl ResidencyMap {
         pid: Pid,
         range: &VirtRange,
         epoch: u32,
-    ) -> impl Iterator<Item = (Block, Placement)> + '_ {
+    ) -> impl Iterator<Item = (Block, TierBytes)> + '_ {
         self.known(pid, range)
             .filter(move |(_, k)| k.is_movable(epoch))
             .map(|(b, k)| (b, k.placement()))
@@ -369,9 +355,9 @@ impl ResidencyMap {
     }
 
     /// The placement of the known part of a range.
-    pub fn placement(&self, pid: Pid, range: &VirtRange) -> Placement {
+    pub fn placement(&self, pid: Pid, range: &VirtRange) -> TierBytes {
         let blocks = Block::numbers_of(range);
-        let mut sum = Placement::default();
+        let mut sum = TierBytes::default();
         for chunk in self.chunks(pid) {
             let first = chunk.first_block();
             let end = first + CHUNK_BLOCKS as u64;
@@ -382,7 +368,7 @@ impl ResidencyMap {
                         ..blocks.end.clamp(first, end) - first;
                     let known = chunk.known[within.start as usize..within.end as usize].iter();
                     let known = known.flatten().map(Known::placement);
-                    known.fold(Placement::default(), |sum, k| Placement {
+                    known.fold(TierBytes::default(), |sum, k| TierBytes {
                         fast: ByteCount(sum.fast.0 + k.fast.0),
                         slow: ByteCount(sum.slow.0 + k.slow.0),
                     })
@@ -521,7 +507,7 @@ mod tests {
         VirtRange::new(Block(first).start(), Block(end).start()).unwrap()
     }
 
-    const FAST: Placement = Placement {
+    const FAST: TierBytes = TierBytes {
         fast: ByteCount(BLOCK_SIZE),
         slow: ByteCount(0),
     };
@@ -530,7 +516,7 @@ mod tests {
     fn what_was_absent_is_forgotten_when_it_is_accessed() {
         let mut map = ResidencyMap::default();
         map.set(Pid(1), Block(1), FAST);
-        map.set(Pid(1), Block(2), Placement::default());
+        map.set(Pid(1), Block(2), TierBytes::default());
         let accessed = [1, 2, 2, 3].map(|b| map.accessed(Pid(1), Block(b)).was_absent);
         assert_eq!(accessed, [false, true, false, false]);
         assert_eq!(map.get(Pid(1), Block(1)), Some(FAST.into()));
@@ -557,7 +543,7 @@ mod tests {
         assert_eq!(movable(&map, 999 + (4 << 8)), 1);
     }
 
-    const SLOW: Placement = Placement {
+    const SLOW: TierBytes = TierBytes {
         fast: ByteCount(0),
         slow: ByteCount(BLOCK_SIZE),
     };

@@ -58,6 +58,13 @@ impl<T> PerTier<T> {
     }
 }
 
+impl TierBytes {
+    /// Bytes of both tiers.
+    pub fn total(&self) -> ByteCount {
+        ByteCount(self.fast.0 + self.slow.0)
+    }
+}
+
 /// Maximum number of tiers of a machine.
 pub const LEVELS: usize = 4;
 

@@ -14,7 +14,7 @@
 //! - Uniformly accessed memory belongs to it; memory that is never sampled does not.
 //! - Memory with a hundredth of the others' density does not belong to it, however large it is.
 
-use crate::{ByteCount, Placement, RankedRange, ResidencyMap};
+use crate::{ByteCount, RankedRange, ResidencyMap, TierBytes};
 
 /// Minimum density of a range in the working set, relative to the average.
 const DENSITY_MIN: f64 = 0.5;
@@ -23,29 +23,29 @@ const DENSITY_MIN: f64 = 0.5;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WorkingSet {
     /// The working set by tier.
-    pub placement: Placement,
+    pub placement: TierBytes,
     /// Samples in fast memory per thousand, if there were any.
     pub fast_hit_permille: Option<u16>,
 }
 
 /// Estimates the working set from all ranges.
 pub fn working_set(ranking: &[RankedRange], residency: &ResidencyMap) -> WorkingSet {
-    let resident: Vec<(f64, Placement)> = ranking
+    let resident: Vec<(f64, TierBytes)> = ranking
         .iter()
         .map(|r| (r.count, residency.placement(r.pid, &r.range)))
-        .filter(|(_, placement)| placement.resident().0 > 0)
+        .filter(|(_, placement)| placement.total().0 > 0)
         .collect();
     let count: f64 = resident.iter().map(|(count, _)| count).sum();
-    let bytes: u64 = resident.iter().map(|(_, p)| p.resident().0).sum();
+    let bytes: u64 = resident.iter().map(|(_, p)| p.total().0).sum();
     // Also if nothing is resident.
     if count.is_nan() || count <= 0.0 {
         return WorkingSet::default();
     }
     let density_min = DENSITY_MIN * count / bytes as f64;
-    let mut placement = Placement::default();
+    let mut placement = TierBytes::default();
     let mut hits = 0.0;
     for (count, p) in &resident {
-        let size = p.resident().0 as f64;
+        let size = p.total().0 as f64;
         hits += count * p.fast.0 as f64 / size;
         if count / size >= density_min {
             placement.fast = ByteCount(placement.fast.0 + p.fast.0);
@@ -73,7 +73,7 @@ mod tests {
         for &(fast, slow, count) in parts {
             let first = next;
             for _ in 0..fast + slow {
-                let mut placement = Placement::default();
+                let mut placement = TierBytes::default();
                 let tier = if next < first + fast {
                     &mut placement.fast
                 } else {

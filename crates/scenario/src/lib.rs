@@ -32,6 +32,6 @@ pub use settings::Settings;
 pub use translation::{Pages, Translation, TranslationMode};
 pub use vary::{Case, Published};
 pub use workload::{
-    App, Cgroup, Course, Figure, Gups, Memlat, Mix, Number, Part, Pattern, Phase, Program,
-    Programs, Ready, Several, Silo, SiloMix, Stretch, Trace, Workload, Zipf,
+    App, Cgroup, Figure, Gups, Memlat, Mix, MixAccesses, MixPart, Number, Part, Pattern, Phase,
+    Program, Programs, Ready, Several, Silo, SiloMix, Trace, Workload, Zipf,
 };

@@ -6,7 +6,7 @@ use demeter_outcome::{Case, Published, RunResult, SystemResult, best, together};
 use demeter_scenario::{self as scenario, Scenario, Settings};
 
 use crate::error::SimError;
-use crate::pool::{Event, Job, Limits, run_jobs};
+use crate::parallel_runs::{PlannedRun, RunLimits, RunProgress, run_jobs};
 use crate::provision;
 
 /// Runs all cases and systems of a scenario. Each system runs under each of its settings, with `repeats` seeds. Seeds
@@ -18,8 +18,8 @@ use crate::provision;
 pub fn run_all(
     scenario: &Scenario,
     repeats: NonZeroU32,
-    limits: Limits<'_>,
-    tell: &(dyn Fn(Event<'_>) + Sync),
+    limits: RunLimits<'_>,
+    tell: &(dyn Fn(RunProgress<'_>) + Sync),
 ) -> Result<RunResult, SimError> {
     let variants = provision::variants(scenario);
     if variants.len() > 1 {
@@ -42,7 +42,7 @@ pub fn run_all(
     let jobs = cases.iter().zip(&settings).flat_map(|(case, settings)| {
         let seed = case.point.scenario.seed;
         settings.iter().flat_map(move |under| {
-            (0..repeats.get()).map(move |n| Job {
+            (0..repeats.get()).map(move |n| PlannedRun {
                 point: &case.point,
                 system: under.system,
                 under: (!under.name.is_empty()).then_some(under),
@@ -50,7 +50,7 @@ pub fn run_all(
             })
         })
     });
-    let jobs: Vec<Job<'_>> = jobs.collect();
+    let jobs: Vec<PlannedRun<'_>> = jobs.collect();
     let mut results = run_jobs(&jobs, limits, tell)?.into_iter();
     let mut runs_of = settings.iter().map(|s| s.len() * repeats.get() as usize);
     let mut systems_of = |_: &scenario::Case| {

@@ -23,7 +23,7 @@ use crate::vm::Vm;
 const SLICE_PS: u64 = 3_000_000_000;
 
 /// A virtual CPU: VM index and CPU index.
-type Place = (usize, usize);
+type VcpuIndex = (usize, usize);
 
 /// The scheduler of all host cores.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub(crate) struct CpuScheduler {
 #[derive(Debug, Clone, Default)]
 struct RunQueue {
     /// Virtual CPUs in round-robin order.
-    ring: Vec<Place>,
+    ring: Vec<VcpuIndex>,
     /// The virtual CPU that runs or ran last.
     last: usize,
     /// Whether it runs.
@@ -74,7 +74,7 @@ impl CpuScheduler {
         &mut self,
         vms: &mut [Vm<P>],
         cores: &mut [Core],
-    ) -> Option<(u64, Place)> {
+    ) -> Option<(u64, VcpuIndex)> {
         loop {
             let queues = self.by_core.iter_mut().enumerate();
             let times = queues.filter_map(|(core, queue)| Some((queue.time(vms)?, core)));
@@ -123,7 +123,7 @@ impl RunQueue {
 
     /// Whether a virtual CPU has a thread to run, or work that it received while waiting. A virtual CPU alone on its
     /// core never waits.
-    fn wants<P: Program>(&self, place: Place, vms: &mut [Vm<P>]) -> bool {
+    fn wants<P: Program>(&self, place: VcpuIndex, vms: &mut [Vm<P>]) -> bool {
         let (vm, vcpu) = place;
         vms[vm].is_busy(vcpu) || self.ring.len() > 1 && at(vms, place).undone_ps() > 0
     }
@@ -165,6 +165,6 @@ impl RunQueue {
     }
 }
 
-fn at<P>(vms: &mut [Vm<P>], (vm, vcpu): Place) -> &mut Vcpu {
+fn at<P>(vms: &mut [Vm<P>], (vm, vcpu): VcpuIndex) -> &mut Vcpu {
     &mut vms[vm].hardware.vcpus[vcpu]
 }

@@ -12,7 +12,7 @@ mod hypervisor;
 mod latency;
 pub mod linear;
 mod machine;
-mod pool;
+mod parallel_runs;
 mod program;
 mod provision;
 mod reclaim;
@@ -30,7 +30,7 @@ mod world;
 
 pub use cases::run_all;
 pub use error::SimError;
-pub use pool::{Event, Job, Limits, run_jobs};
+pub use parallel_runs::{PlannedRun, RunLimits, RunProgress, run_jobs};
 pub use program::{Access, BATCH, Batch, Program, Region};
 pub use run::look;
 pub use sweep::Sweep;

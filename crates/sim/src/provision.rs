@@ -21,7 +21,7 @@ use demeter_scenario::{Provisioner as Mechanism, ResizeCycle, Scenario, Through,
 use crate::error::SimError;
 use crate::program::Program;
 use crate::run::PS_PER_S;
-use crate::setup::Setup;
+use crate::setup::WorldSetup;
 use crate::world::World;
 
 /// Smallest change by a policy, as in the host controller.
@@ -143,7 +143,7 @@ pub(crate) struct Provisioner {
 
 impl Provisioner {
     /// The provisioner of a scenario with a single variant; none if memory is not provisioned.
-    pub(crate) fn new(scenario: &Scenario, setup: &Setup) -> Option<Self> {
+    pub(crate) fn new(scenario: &Scenario, setup: &WorldSetup) -> Option<Self> {
         let provision = scenario.provision.as_ref()?;
         let mechanism = *provision.provisioners.first()?;
         if mechanism == Mechanism::Static && !provision.vms.is_empty() {

@@ -10,7 +10,7 @@ use crate::dirty;
 use crate::error::SimError;
 use crate::program::Program;
 use crate::provision::Provisioner;
-use crate::setup::{self, Setup};
+use crate::setup::{self, WorldSetup};
 use crate::system;
 use crate::timeline::{of_each_vm, timeline};
 use crate::workload::Workload;
@@ -22,10 +22,10 @@ pub(crate) const PS_PER_S: u64 = 1_000_000_000_000;
 const TOLD_A_SECOND: u64 = 16;
 
 /// Receives the progress of a run, 0 to 1; an error ends the run.
-pub(crate) type Watch<'a> = dyn Fn(f64) -> Result<(), SimError> + 'a;
+pub(crate) type OnProgress<'a> = dyn Fn(f64) -> Result<(), SimError> + 'a;
 
 /// Receives a time in seconds and the first VM's ranges with their heat.
-pub(crate) type Look<'a> = dyn FnMut(f64, &[RankedRange]) + 'a;
+pub(crate) type OnRanges<'a> = dyn FnMut(f64, &[RankedRange]) + 'a;
 
 /// Runs one system of a scenario. Every simulated second, `seen` receives the first VM's ranges with their heat,
 /// hottest first. There are none for a system without ranges. `tell` receives the progress of the run, 0 to 1.
@@ -60,7 +60,7 @@ pub(crate) fn run(
     scenario: &Scenario,
     system: System,
     seed: u64,
-    watch: &Watch<'_>,
+    watch: &OnProgress<'_>,
 ) -> Result<SystemResult, SimError> {
     run_under(scenario, &Settings::new(system, ""), seed, watch)
 }
@@ -70,7 +70,7 @@ pub(crate) fn run_under(
     scenario: &Scenario,
     settings: &Settings,
     seed: u64,
-    watch: &Watch<'_>,
+    watch: &OnProgress<'_>,
 ) -> Result<SystemResult, SimError> {
     let scenario = scenario.under(settings);
     let result = run_looking(&scenario, settings, seed, watch, &mut |_, _| {})?;
@@ -84,13 +84,13 @@ fn run_looking(
     scenario: &Scenario,
     settings: &Settings,
     seed: u64,
-    watch: &Watch<'_>,
-    look: &mut Look<'_>,
+    watch: &OnProgress<'_>,
+    look: &mut OnRanges<'_>,
 ) -> Result<SystemResult, SimError> {
     if let Some(logging) = &scenario.sim.dirty_logging {
         return dirty::run(scenario, logging, settings.system, watch);
     }
-    let setup = Setup::new(scenario)?.under(settings);
+    let setup = WorldSetup::new(scenario)?.under(settings);
     let own = named_vms(scenario);
     let workload = |vm: u64| {
         let own = own.get(vm as usize);
@@ -106,11 +106,11 @@ fn run_looking(
 
 fn simulate<P: Program>(
     scenario: &Scenario,
-    setup: &Setup,
+    setup: &WorldSetup,
     system: System,
     programs: Vec<P>,
-    watch: &Watch<'_>,
-    look: &mut Look<'_>,
+    watch: &OnProgress<'_>,
+    look: &mut OnRanges<'_>,
 ) -> Result<SystemResult, SimError> {
     let mut world = setup.world(system::build(system), programs);
     setup.reserve(&mut world)?;

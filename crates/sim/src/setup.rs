@@ -48,7 +48,7 @@ const SCALE_MAX: u32 = 6;
 
 /// Parameters of a world without its programs and system.
 #[derive(Debug, Clone)]
-pub(crate) struct Setup {
+pub(crate) struct WorldSetup {
     pub(crate) cpu: CpuModel,
     /// Misses of the program that a core has in flight at once.
     in_flight: u32,
@@ -85,7 +85,7 @@ pub(crate) struct Setup {
     settings: Option<Settings>,
 }
 
-impl Setup {
+impl WorldSetup {
     /// The machine of a scenario.
     pub(crate) fn new(scenario: &Scenario) -> Result<Self, SimError> {
         if !scenario.machine.node.is_empty() {

@@ -6,7 +6,7 @@ use demeter_outcome::{Case, RunResult, SystemResult, together};
 use demeter_scenario::{Grid, Point, System};
 
 use crate::error::SimError;
-use crate::pool::Job;
+use crate::parallel_runs::PlannedRun;
 use crate::provision::variants;
 
 /// A sweep: all points of a grid, each with the same systems and number of seeds.
@@ -43,7 +43,7 @@ impl Sweep {
     }
 
     /// All runs, in table order.
-    pub fn jobs(&self) -> Vec<Job<'_>> {
+    pub fn jobs(&self) -> Vec<PlannedRun<'_>> {
         let mut jobs = Vec::new();
         for point in &self.points {
             let systems = match &self.systems[..] {
@@ -52,7 +52,7 @@ impl Sweep {
             };
             for &system in systems {
                 for seed in (point.scenario.seed..).take(self.seeds.get() as usize) {
-                    jobs.push(Job {
+                    jobs.push(PlannedRun {
                         point,
                         system,
                         under: None,
@@ -70,7 +70,7 @@ impl Sweep {
         let jobs = self.jobs();
         let runs: Vec<_> = jobs.iter().zip(results).collect();
         let points = runs.chunk_by(|a, b| std::ptr::eq(a.0.point, b.0.point));
-        let case = |runs: &[(&Job<'_>, &SystemResult)]| Case {
+        let case = |runs: &[(&PlannedRun<'_>, &SystemResult)]| Case {
             group: 0,
             settings: runs[0].0.point.texts(),
             systems: together(runs.iter().map(|(_, result)| (*result).clone()), self.seeds),
@@ -113,7 +113,7 @@ mod tests {
             3,
         );
         // In each case, `none` takes 1, 2, 3 seconds and `demeter` 4, 5, 6.
-        let run = |(index, job): (usize, &Job<'_>)| SystemResult {
+        let run = |(index, job): (usize, &PlannedRun<'_>)| SystemResult {
             name: job.system.to_string(),
             speed: Some(Speed::new(Unit::MOPS, (index % 6) as f64 + 1.0, None)),
             mgmt_cpu_s: Some((index % 6) as f64 + 1.0),

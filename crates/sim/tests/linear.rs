@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use demeter_outcome::{Figure, SystemResult};
 use demeter_scenario::Scenario;
 use demeter_sim::linear::{Counters, Runs};
-use demeter_sim::{Limits, run_all};
+use demeter_sim::{RunLimits, run_all};
 
 /// Maximum difference of the two.
 const WITHIN: f64 = 0.1;
@@ -53,7 +53,7 @@ fn the_linear_model_agrees_with_the_full_one() {
     .unwrap();
     scenario.check().unwrap();
     let stop = AtomicBool::new(false);
-    let limits = Limits {
+    let limits = RunLimits {
         workers: std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
         hours_max: 1.0,
         stop: &stop,

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 
 use demeter_outcome::RunResult;
 use demeter_scenario::Scenario;
-use demeter_sim::{Limits, run_all};
+use demeter_sim::{RunLimits, run_all};
 
 /// Figures that `scenarios/seed-flush.toml` does not reproduce. The authors' guest flushes its whole address space for
 /// more reasons than scans.
@@ -16,7 +16,7 @@ fn run(name: &str) -> RunResult {
     let scenarios = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios");
     let scenario = Scenario::load(&scenarios.join(name)).unwrap();
     let stop = AtomicBool::new(false);
-    let limits = Limits {
+    let limits = RunLimits {
         workers: std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
         hours_max: 1.0,
         stop: &stop,

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use demeter_outcome::SystemResult;
-use demeter_sim::{Event, Limits};
+use demeter_sim::{RunLimits, RunProgress};
 
 use crate::output;
 
@@ -27,9 +27,9 @@ pub struct Work {
 
 impl Work {
     /// The limits; `stop` ends all runs.
-    pub fn limits<'a>(&self, stop: &'a AtomicBool) -> Limits<'a> {
+    pub fn limits<'a>(&self, stop: &'a AtomicBool) -> RunLimits<'a> {
         let cores = || thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-        Limits {
+        RunLimits {
             workers: self.jobs.unwrap_or_else(cores),
             hours_max: self.hours_max,
             stop,
@@ -51,10 +51,10 @@ impl Progress {
     }
 
     /// Prints an event, if it is worth a line.
-    pub fn show(&self, event: Event<'_>) {
+    pub fn show(&self, event: RunProgress<'_>) {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         match event {
-            Event::Underway {
+            RunProgress::Underway {
                 job,
                 share,
                 since,
@@ -77,7 +77,7 @@ impl Progress {
                     spoken(since)
                 ));
             }
-            Event::Done {
+            RunProgress::Done {
                 job,
                 result,
                 done,

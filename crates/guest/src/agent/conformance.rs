@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::pages::simulated::{SharedPages, SimulatedPages};
-use crate::recording::{Event, Reader};
+use crate::recording::{Reader, RecordedEvent};
 use crate::tracker::Drained;
 
 const FAST: NodeId = NodeId(0);
@@ -203,7 +203,7 @@ impl Rig for AgentRig {
         let mut asked = vec!["Refresh".to_string()];
         let mut reader = Reader::open(&self.recording()).unwrap();
         while let Some(event) = reader.next_event().unwrap() {
-            if let Event::Request(request) = event {
+            if let RecordedEvent::Request(request) = event {
                 asked.push(format!("{request:?}"));
             }
         }

@@ -9,13 +9,13 @@
 //! # Approach
 //! Each mapping is judged once, and memory that was not judged yet is left alone. All mappings of a process are judged
 //! again when a new one appears, when the policy or cpuset of its first thread changes, and after [`AGAIN`]. A
-//! [`Budget`] bounds the cost of all readings, so that large processes are read less often. The engine never sees a
+//! [`ReadingBudget`] bounds the cost of all readings, so that large processes are read less often. The engine never sees a
 //! range that is left alone.
 //!
 //! # Properties
 //! - Memory is left alone if its policy excludes or interleaves a managed node. So are the blocks at its borders.
 //! - A new policy takes effect within 10 s, while the budget lasts.
-//! - A process is first read within a few refreshes. All later readings take [`Budget::PART`] of one CPU's time.
+//! - A process is first read within a few refreshes. All later readings take [`ReadingBudget::DIVISOR`] of one CPU's time.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -108,7 +108,7 @@ impl Rules {
 
 /// CPU time for reading the policies of all processes.
 #[derive(Debug, Default)]
-pub(super) struct Budget {
+pub(super) struct ReadingBudget {
     /// Time left; negative after a reading that took longer.
     left_ns: i64,
     earned_at: Duration,
@@ -116,9 +116,9 @@ pub(super) struct Budget {
     first_ns: u64,
 }
 
-impl Budget {
-    /// Later readings take this part of the time: one in `PART`.
-    pub const PART: i64 = 1000;
+impl ReadingBudget {
+    /// Later readings take this part of the time: one in `DIVISOR`.
+    pub const DIVISOR: i64 = 1000;
 
     /// The most time that can be saved up.
     const SAVED_MAX_NS: i64 = 50_000_000;
@@ -129,7 +129,7 @@ impl Budget {
     /// Starts a refresh, and adds its part of the time since the last one.
     pub fn begin(&mut self, now: Duration) {
         let passed = now.saturating_sub(self.earned_at).as_nanos();
-        let earned = i64::try_from(passed).unwrap_or(i64::MAX) / Self::PART;
+        let earned = i64::try_from(passed).unwrap_or(i64::MAX) / Self::DIVISOR;
         self.left_ns = self.left_ns.saturating_add(earned).min(Self::SAVED_MAX_NS);
         self.earned_at = now;
         self.first_ns = 0;
@@ -191,7 +191,7 @@ impl Contracts {
     }
 
     /// Whether judgements are too old to move pages by, and the budget allows to renew them.
-    pub fn are_stale(&self, budget: &Budget, now: Duration) -> bool {
+    pub fn are_stale(&self, budget: &ReadingBudget, now: Duration) -> bool {
         self.read_at
             .is_none_or(|at| now.saturating_sub(at) >= STALE)
             && budget.allows(false)
@@ -216,7 +216,7 @@ impl Contracts {
         pid: Pid,
         seen: &[VirtRange],
         rules: &Rules,
-        budget: &mut Budget,
+        budget: &mut ReadingBudget,
         clock: &super::Clock,
     ) -> Result<bool, MapsError> {
         let is_first = self.read_at.is_none();

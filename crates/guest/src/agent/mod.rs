@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use contracts::{Budget, Rules};
+use contracts::{ReadingBudget, Rules};
 use demeter_policy::engine::{self, ByHeat, Engine, Gain, Input, Misuse, Request};
 use demeter_policy::{ByteCount, GuestVirtAddr, NodeId, Pid, Sample};
 use machine::{Change, Machine};
@@ -116,7 +116,7 @@ pub struct Agent {
     samples: Vec<Sample>,
     /// Rules for memory that is left alone, and the time budget for reading policies.
     rules: Rules,
-    budget: Budget,
+    budget: ReadingBudget,
     sharing: Sharing,
     /// Sampled processes that are no targets.
     strangers: BTreeSet<Pid>,
@@ -275,7 +275,7 @@ impl Agent {
                 managed: machine.tiers().nodes().collect(),
                 respect_policies: config.respect_policies,
             },
-            budget: Budget::default(),
+            budget: ReadingBudget::default(),
             sharing: Sharing::default(),
             strangers: BTreeSet::new(),
             clock: Clock::live(),

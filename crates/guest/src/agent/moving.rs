@@ -50,7 +50,7 @@ impl Agent {
             .machine
             .targets(pages, prober, (level, direction), pid, near, batch);
         let result = targets.and_then(|targets| {
-            let to = Batch {
+            let to = MoveBatch {
                 way: (level, direction),
                 pid,
                 space,
@@ -128,7 +128,7 @@ impl Agent {
 }
 
 /// Blocks of one process that move together.
-struct Batch<'a> {
+struct MoveBatch<'a> {
     /// The boundary between tiers, by its upper tier, and the direction.
     way: (Level, Direction),
     pid: Pid,
@@ -136,7 +136,7 @@ struct Batch<'a> {
     blocks: &'a [Relocation],
 }
 
-impl Batch<'_> {
+impl MoveBatch<'_> {
     /// Moves each block to its node, one call per node. Reports where blocks lie then, and failures.
     fn move_to(
         &self,

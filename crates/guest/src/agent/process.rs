@@ -8,7 +8,7 @@ use demeter_linux::cpu::last_runs;
 use demeter_policy::{ByteCount, GuestVirtAddr, NodeId, Pid, Share, VirtRange};
 
 use super::Clock;
-use super::contracts::{Budget, Contracts, Hold, LeftAlone, Rules};
+use super::contracts::{Contracts, Hold, LeftAlone, ReadingBudget, Rules};
 use super::sharing::{Held, Mapped};
 use crate::maps::{MapsError, Movable, RANGES_MAX, VmaKind, read_movable};
 use crate::pages::Errno;
@@ -149,7 +149,7 @@ impl Process {
         &mut self,
         root: &Path,
         rules: &Rules,
-        budget: &mut Budget,
+        budget: &mut ReadingBudget,
         clock: &Clock,
     ) -> Result<(), MapsError> {
         let now = clock.now();
@@ -176,7 +176,7 @@ impl Process {
         &mut self,
         root: &Path,
         rules: &Rules,
-        budget: &mut Budget,
+        budget: &mut ReadingBudget,
         clock: &Clock,
     ) -> Result<(), MapsError> {
         let pid = self.target.pid;

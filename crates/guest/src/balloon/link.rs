@@ -78,13 +78,13 @@ impl BesideAgent {
 
 /// A running relay. Dropping it stops the thread; the driver keeps its memory.
 #[derive(Debug)]
-pub struct Link {
+pub struct RunningRelay {
     /// Dropping it stops the thread.
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Link {
+impl RunningRelay {
     /// Starts a relay between port and driver below `root`, in a thread of its own.
     pub fn start(root: &Path, agent: Option<BesideAgent>) -> Result<Self, LinkError> {
         let port = Port::open(root, PORT_NAME).map_err(LinkError::Port)?;
@@ -135,7 +135,7 @@ impl Link {
     }
 }
 
-impl Drop for Link {
+impl Drop for RunningRelay {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {

@@ -11,16 +11,16 @@
 //!   `Inflate`.
 //! - A repeated request gets its ranges again only if no memory was returned since.
 
-mod job;
+mod active_request;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::mpsc::Sender;
 use std::time::Instant;
 
+use active_request::{ActiveRequest, Kind, Progress, Request};
 use demeter_policy::{ByteCount, NodeId, PAGE_SIZE};
 use demeter_proto::{Done, GpaRange, Hello, Message, Nonce, Outcome, Ranges, RequestId, Resize};
-use job::{Job, Kind, Progress, Request};
 
 use super::{Balloon, BalloonError, NodeBalloon, join};
 use crate::agent::Control;
@@ -52,7 +52,7 @@ pub struct Relay {
     /// The node from which the driver may return memory by itself.
     oom_node: NodeId,
     welcomed: bool,
-    job: Option<Job>,
+    job: Option<ActiveRequest>,
     waiting: VecDeque<Request>,
     answers: VecDeque<Answer>,
     /// Per node: bytes that the driver had returned by itself when the host last listed the node.
@@ -316,9 +316,9 @@ impl Relay {
         true
     }
 
-    fn start(&mut self, now: Instant, out: &mut Vec<Message>) -> Option<Job> {
+    fn start(&mut self, now: Instant, out: &mut Vec<Message>) -> Option<ActiveRequest> {
         let request = self.waiting.pop_front()?;
-        let job = Job::new(request, now);
+        let job = ActiveRequest::new(request, now);
         match self.admit(&request) {
             Ok(None) => Some(job),
             Ok(Some(reason)) => {
@@ -359,7 +359,7 @@ impl Relay {
         Ok(refused.then(|| LIST_FIRST.into()))
     }
 
-    fn fail(&mut self, job: Job, error: BalloonError, out: &mut Vec<Message>) {
+    fn fail(&mut self, job: ActiveRequest, error: BalloonError, out: &mut Vec<Message>) {
         let outcome = match error {
             BalloonError::Unavailable { .. } => Outcome::NoDriver,
             _ if job.moved > 0 => Outcome::Partial,
@@ -371,7 +371,13 @@ impl Relay {
     }
 
     /// Answers a finished request, and keeps the answer.
-    fn finish(&mut self, mut job: Job, outcome: Outcome, reason: String, out: &mut Vec<Message>) {
+    fn finish(
+        &mut self,
+        mut job: ActiveRequest,
+        outcome: Outcome,
+        reason: String,
+        out: &mut Vec<Message>,
+    ) {
         let request = job.request;
         if job.short || request.kind == Kind::Deflate {
             self.make_room(request.node, ByteCount(0));

@@ -10,7 +10,7 @@ use super::format::{Bytes, Fault, put, put_step};
 
 /// A recorded event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Event<'a> {
+pub enum RecordedEvent<'a> {
     /// The engine got an input.
     Input(Input<'a>),
     /// The engine made a request.
@@ -236,7 +236,7 @@ pub(super) struct Decoder {
 
 impl Decoder {
     /// Decodes the next event.
-    pub(super) fn event(&mut self, from: &mut Bytes<'_>) -> Result<Event<'_>, Fault> {
+    pub(super) fn event(&mut self, from: &mut Bytes<'_>) -> Result<RecordedEvent<'_>, Fault> {
         let tag = from.byte()?;
         let input = match tag {
             tag::EPOCH => Input::Epoch,
@@ -308,9 +308,9 @@ impl Decoder {
             },
             tag::MOVE_FAILED => Input::MoveFailed,
             tag::RECLAIMED => Input::Reclaimed,
-            _ => return self.request(tag, from).map(Event::Request),
+            _ => return self.request(tag, from).map(RecordedEvent::Request),
         };
-        Ok(Event::Input(input))
+        Ok(RecordedEvent::Input(input))
     }
 
     fn request(&mut self, tag: u8, from: &mut Bytes<'_>) -> Result<Request<'_>, Fault> {

@@ -18,7 +18,7 @@ mod recorded;
 mod replay;
 mod writer;
 
-pub use events::Event;
+pub use events::RecordedEvent;
 pub use format::{Fault, Header, RecordedTier};
 pub use reader::{Reader, RecordingError};
 pub use recorded::Recorded;

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::path::{Path, PathBuf};
 
-use super::events::{Decoder, Event};
+use super::events::{Decoder, RecordedEvent};
 use super::format::{
     Bytes, FRAME_BYTES_MAX, FRAME_HEADER_BYTES, Fault, Header, KIND_END, KIND_EVENTS, KIND_HEADER,
     KIND_STATE, MAGIC, PREFIX_BYTES, VERSION,
@@ -129,7 +129,7 @@ impl<R: Read> Reader<R> {
     ///
     /// # Errors
     /// The source cannot be read, or its bytes are invalid. No events follow an error.
-    pub fn next_event(&mut self) -> Result<Option<Event<'_>>, RecordingError> {
+    pub fn next_event(&mut self) -> Result<Option<RecordedEvent<'_>>, RecordingError> {
         while self.behind == self.frame.len() {
             if self.ended.is_some() {
                 return Ok(None);

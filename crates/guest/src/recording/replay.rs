@@ -5,7 +5,7 @@ use std::io::Read;
 use demeter_policy::RankedRange;
 use demeter_policy::engine::{ByHeat, Engine, Figures, Request};
 
-use super::events::Event;
+use super::events::RecordedEvent;
 use super::format::Fault;
 use super::reader::{Reader, RecordingError};
 
@@ -82,13 +82,13 @@ pub fn replay<R: Read>(
             break;
         };
         let differs = match event {
-            Event::Input(input) => {
+            RecordedEvent::Input(input) => {
                 let pushed = engine.push(input);
                 pushed
                     .err()
                     .map(|misuse| (format!("{input:?}"), misuse.to_string()))
             }
-            Event::Request(recorded) => {
+            RecordedEvent::Request(recorded) => {
                 let request = engine.request();
                 let epoch = engine.epoch();
                 show(Decision {

@@ -160,7 +160,7 @@ fn another_file_is_not_overwritten() {
 /// An event with its lists.
 #[derive(Debug, Clone)]
 enum Any {
-    Plain(Event<'static>),
+    Plain(RecordedEvent<'static>),
     Space(Pid, Vec<VirtRange>),
     Located(Vec<Spread>),
     Moved(Vec<Spread>, u64),
@@ -170,21 +170,23 @@ enum Any {
 }
 
 impl Any {
-    fn event(&self) -> Event<'_> {
+    fn event(&self) -> RecordedEvent<'_> {
         match self {
             Self::Plain(event) => *event,
-            Self::Space(pid, vmas) => Event::Input(Input::Space { pid: *pid, vmas }),
-            Self::Located(all) => Event::Input(Input::Located(all)),
-            Self::Moved(placements, took_ns) => Event::Input(Input::Moved {
+            Self::Space(pid, vmas) => RecordedEvent::Input(Input::Space { pid: *pid, vmas }),
+            Self::Located(all) => RecordedEvent::Input(Input::Located(all)),
+            Self::Moved(placements, took_ns) => RecordedEvent::Input(Input::Moved {
                 placements,
                 took_ns: *took_ns,
             }),
-            Self::Samples(most, wanted) => Event::Request(Request::Samples {
+            Self::Samples(most, wanted) => RecordedEvent::Request(Request::Samples {
                 most: *most,
                 wanted,
             }),
-            Self::LookUp(pid, blocks) => Event::Request(Request::LookUp { pid: *pid, blocks }),
-            Self::Move(pid, level, direction, blocks) => Event::Request(Request::Move {
+            Self::LookUp(pid, blocks) => {
+                RecordedEvent::Request(Request::LookUp { pid: *pid, blocks })
+            }
+            Self::Move(pid, level, direction, blocks) => RecordedEvent::Request(Request::Move {
                 pid: *pid,
                 level: *level,
                 direction: *direction,
@@ -268,8 +270,8 @@ fn any_event() -> impl Strategy<Value = Any> {
         prop::collection::vec((number(), bytes()), 0..9),
     );
     prop_oneof![
-        8 => input.prop_map(|i| Any::Plain(Event::Input(i))),
-        2 => request.prop_map(|r| Any::Plain(Event::Request(r))),
+        8 => input.prop_map(|i| Any::Plain(RecordedEvent::Input(i))),
+        2 => request.prop_map(|r| Any::Plain(RecordedEvent::Request(r))),
         1 => (pid(), prop::collection::vec(range, 0..9)).prop_map(|(p, r)| Any::Space(p, r)),
         1 => places().prop_map(Any::Located),
         1 => (places(), number()).prop_map(|(all, took)| Any::Moved(all, took)),
@@ -294,8 +296,8 @@ proptest! {
         let (mut encoder, mut bytes) = (Encoder::default(), vec![]);
         for any in &events {
             match any.event() {
-                Event::Input(input) => encoder.input(input, &mut bytes),
-                Event::Request(request) => encoder.request(request, &mut bytes),
+                RecordedEvent::Input(input) => encoder.input(input, &mut bytes),
+                RecordedEvent::Request(request) => encoder.request(request, &mut bytes),
             }
         }
         let (mut decoder, mut from) = (Decoder::default(), Bytes(&bytes));

@@ -17,8 +17,8 @@ use demeter_linux::prober::Prober;
 use demeter_policy::engine::{self, Engine, Input, NodeFacts, Request};
 use demeter_policy::history::{ByHistory, Histories, Pace, Window};
 use demeter_policy::{
-    Block, ByteCount, FillThreshold, GuestVirtAddr, Level, NodeId, PerTier, Placement, Sample,
-    Spread, TierBytes, Tuning, VirtRange,
+    Block, ByteCount, FillThreshold, GuestVirtAddr, Level, NodeId, PerTier, Sample, Spread,
+    TierBytes, Tuning, VirtRange,
 };
 use demeter_proto::{NodeStats, Permille, Stats};
 use tokio::sync::{oneshot, watch};
@@ -412,7 +412,7 @@ impl Worker {
         let engine = &self.engine;
         let (set, fast_hit) = if sleeps {
             // A sleeping VM accesses nothing.
-            (Placement::default(), Some(1000))
+            (TierBytes::default(), Some(1000))
         } else {
             let residency = engine.residency();
             let set = self.strategy.working_set(engine.ranking(), residency);

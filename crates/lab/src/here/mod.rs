@@ -4,8 +4,8 @@
 //! All changes are temporary. At the end of a run, also after Ctrl-C, an error or a panic, the kernel's settings are
 //! restored, ballast is freed, and all processes are gone. Only SIGKILL leaves the current settings in place.
 
-mod ballast;
 pub(crate) mod cpus;
+mod locked_memory;
 mod machine;
 mod settings;
 #[cfg(test)]
@@ -21,18 +21,18 @@ use demeter_guest::nodes::Pair;
 use demeter_guest::tracker::Choice;
 use demeter_scenario::{Scenario, Settings, System, Workload as Kind};
 
-use self::ballast::Ballast;
 use self::cpus::Pinned;
+use self::locked_memory::LockedMemory;
 use self::machine::Machine;
 use self::settings::Lent;
 use crate::error::Error;
 use crate::inside::job::{booted, fill, watch};
 use crate::inside::rivals::{self, Rival};
-use crate::inside::testbed::{Limits, Testbed};
+use crate::inside::testbed::{StopConditions, Testbed};
 use crate::inside::workload::Workload;
 use crate::inside::zones::nodes_free_mib;
 use crate::inside::{Fault, kernel};
-use crate::link::{Job, Level, VmMessage};
+use crate::link::{Job, Nesting, VmMessage};
 use crate::vm::{Finder, Lab, in_place};
 
 /// Maximum size of the agent's recording, MiB.
@@ -47,7 +47,7 @@ pub struct Here<'a> {
     root: PathBuf,
     machine: Machine,
     // In this order, memory is freed before the kernel's settings are restored.
-    ballast: Ballast,
+    locked: LockedMemory,
     _pinned: Pinned,
     _lent: Lent,
 }
@@ -76,7 +76,7 @@ impl<'a> Here<'a> {
             scenario,
             lab,
             stop,
-            ballast: Ballast::new(root.clone(), machine.fast),
+            locked: LockedMemory::new(root.clone(), machine.fast),
             _pinned: Pinned::to(&machine.cpus).map_err(Error::io("choose", "CPUs"))?,
             _lent: Lent::new(&root),
             machine,
@@ -101,12 +101,12 @@ impl<'a> Here<'a> {
             provisioner: None,
             rounds: false,
             launches: self.launches(folder.path())?,
-            level: Level::Alone,
+            level: Nesting::Alone,
         };
         let fault = |fault| self::fault(system, fault);
         kernel::prepare(&bed.root, self.scenario.machine.thp).map_err(fault)?;
         say(booted(&bed).map_err(fault)?).map_err(fault)?;
-        self.ballast
+        self.locked
             .leave(self.scenario.machine.fast.usable_mib, self.stop)?;
         say(sized(&bed).map_err(fault)?).map_err(fault)?;
         let outcome = measure(&bed, &job, say);
@@ -141,7 +141,7 @@ impl<'a> Here<'a> {
             agent_has_targets: false,
             agent_socket: folder.join("agent.sock"),
             agent_log: folder.join("agent.log"),
-            limits: Limits {
+            limits: StopConditions {
                 stop: Some(self.stop),
                 workload: Some(Duration::from_secs(workload_s)),
             },

@@ -30,12 +30,12 @@ impl Fake {
             provisioner: None,
             rounds: false,
             launches: vec![],
-            level: Level::Alone,
+            level: Nesting::Alone,
         };
         Self { folder, job }
     }
 
-    fn measure(&self, limits: Limits<'_>) -> (Result<(), Fault>, Vec<VmMessage>) {
+    fn measure(&self, limits: StopConditions<'_>) -> (Result<(), Fault>, Vec<VmMessage>) {
         let bed = Testbed {
             root: "/".into(),
             tiers: Testbed::vm().tiers,
@@ -79,7 +79,7 @@ fn a_workload_is_measured_to_its_verified_end() {
          echo '{{\"event\":\"verified\",\"words\":7,\"errors\":1}}'"
     ));
     let stop = AtomicBool::new(false);
-    let (outcome, reports) = fake.measure(Limits {
+    let (outcome, reports) = fake.measure(StopConditions {
         stop: Some(&stop),
         workload: Some(Duration::from_secs(60)),
     });
@@ -114,7 +114,7 @@ fn a_person_can_stop_a_workload_that_says_nothing() {
             }
             stop.store(true, Ordering::Relaxed);
         });
-        fake.measure(Limits {
+        fake.measure(StopConditions {
             stop: Some(&stop),
             workload: None,
         })
@@ -126,7 +126,7 @@ fn a_person_can_stop_a_workload_that_says_nothing() {
 #[test]
 fn a_workload_that_hangs_is_ended_in_time() {
     let fake = Fake::new(&format!("{READY}; exec sleep 60"));
-    let (outcome, _) = fake.measure(Limits {
+    let (outcome, _) = fake.measure(StopConditions {
         stop: None,
         workload: Some(Duration::from_millis(1500)),
     });

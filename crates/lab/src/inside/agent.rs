@@ -11,7 +11,7 @@ use demeter_host::view::HostView;
 use demeter_policy::Pid;
 
 use super::fault::Fault;
-use super::init::Link;
+use super::host_link::HostLink;
 use super::testbed::Testbed;
 use crate::link::{AGENT_RECORDING_PATH, HOST_CONFIG_PATH, HOST_SOCKET_PATH, VmMessage, to_hex};
 use crate::vm::dies_with_this_thread;
@@ -224,7 +224,7 @@ pub fn log_tail(bed: &Testbed<'_>) -> String {
 }
 
 /// Sends the agent's recording, if there is one.
-pub fn send_recording(link: &mut Link) -> Result<(), Fault> {
+pub fn send_recording(link: &mut HostLink) -> Result<(), Fault> {
     let Ok(mut recording) = File::open(AGENT_RECORDING_PATH) else {
         return Ok(());
     };

@@ -2,23 +2,18 @@
 
 use std::ffi::CString;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::AsRawFd;
-use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::{Duration, Instant};
-
-use demeter_guest::balloon::port;
+use std::path::Path;
+use std::time::Duration;
 
 use super::fault::Fault;
+use super::host_link::HostLink;
 use super::{job, layout, modules};
-use crate::link::{
-    GO, JOB_PATH, Job, LAST_WORDS, LINE_MAX_BYTES, LineReader, PORT_NAME, VmMessage,
-};
+use crate::link::{JOB_PATH, Job, LAST_WORDS, VmMessage};
 
-/// Time limit for the host's port to appear, and the polling interval.
+/// Time limit for the host's port to appear.
 const PORT_WAIT: Duration = Duration::from_secs(10);
-const PORT_TICK: Duration = Duration::from_millis(10);
 
 /// Runs the job in [`JOB_PATH`] and powers the machine off.
 ///
@@ -48,7 +43,7 @@ fn run() -> Result<(), Fault> {
         true => PORT_WAIT,
         false => Duration::ZERO,
     };
-    let mut link = Link::open(root, patience)?;
+    let mut link = HostLink::open(root, patience)?;
     let done = read_job().and_then(|job| {
         if !job.level.is_guest() {
             layout::agree(root, &job.scenario.machine)?;
@@ -133,105 +128,9 @@ fn power_off() -> io::Result<()> {
     Err(io::Error::last_os_error())
 }
 
-/// Orders of the host, one per line.
-pub type Orders = LineReader<File>;
-
-/// The connection to the host.
-#[derive(Debug)]
-pub struct Link {
-    port: File,
-    orders: Orders,
-    path: PathBuf,
-}
-
-impl Link {
-    /// Opens the virtio-serial port named [`PORT_NAME`], waiting at most `patience` for it.
-    fn open(root: &Path, patience: Duration) -> Result<Self, Fault> {
-        let deadline = Instant::now() + patience;
-        let name = loop {
-            match find_port(root) {
-                Err(_) if Instant::now() < deadline => thread::sleep(PORT_TICK),
-                found => break found?,
-            }
-        };
-        let path = root.join("dev").join(name);
-        let port = File::options()
-            .read(true)
-            .write(true)
-            .open(&path)
-            .map_err(Fault::io("open", &path))?;
-        let mut link = Self {
-            orders: LineReader::new(port.try_clone().map_err(Fault::io("duplicate", &path))?),
-            port,
-            path,
-        };
-        // After a reset, half a line from before may remain in the pipe.
-        link.write(b"\n")?;
-        Ok(link)
-    }
-
-    /// The host's orders, for another thread.
-    pub fn orders(&self) -> Result<Orders, Fault> {
-        let port = self.port.try_clone();
-        Ok(LineReader::new(
-            port.map_err(Fault::io("duplicate", &self.path))?,
-        ))
-    }
-
-    /// Waits for the host's [`GO`]. The host's time limit bounds the wait.
-    pub fn wait_for_go(&mut self) -> Result<(), Fault> {
-        match self
-            .orders
-            .next_line()
-            .map_err(Fault::io("read", &self.path))?
-        {
-            Some(order) if order == GO => Ok(()),
-            order => Err(Fault::Order(order)),
-        }
-    }
-
-    /// Sends one report.
-    pub fn send(&mut self, report: &VmMessage) -> Result<(), Fault> {
-        let mut line = serde_json::to_vec(report)
-            .map_err(|e| Fault::io("encode for", &self.path)(e.into()))?;
-        if line.len() >= LINE_MAX_BYTES {
-            return Err(Fault::io("write", &self.path)(io::Error::other(
-                "report too long",
-            )));
-        }
-        line.push(b'\n');
-        self.write(&line)
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> Result<(), Fault> {
-        self.port
-            .write_all(bytes)
-            .map_err(Fault::io("write", &self.path))
-    }
-}
-
-/// The device name under /dev of the host's port.
-fn find_port(root: &Path) -> Result<String, Fault> {
-    let found = port::find(root, PORT_NAME).map_err(Fault::io("find the port", PORT_NAME))?;
-    found.ok_or_else(|| Fault::Unsupported {
-        what: format!("there is no virtio-serial port named {PORT_NAME}"),
-        hint: "use a kernel with CONFIG_VIRTIO_CONSOLE=y, as linux-image-cloud-amd64 6.12",
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_port_that_is_missing_is_named() {
-        let root = tempfile::tempdir().unwrap();
-        let said = find_port(root.path()).unwrap_err().to_string();
-        assert!(
-            said.contains(PORT_NAME) && said.contains("CONFIG_VIRTIO_CONSOLE"),
-            "{said}"
-        );
-    }
 
     #[test]
     fn init_refuses_to_run_elsewhere() {

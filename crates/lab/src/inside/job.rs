@@ -12,7 +12,7 @@ use super::agent::{self, AgentProcess};
 use super::counters::Counters;
 use super::delay::Delay;
 use super::fault::Fault;
-use super::init::Link;
+use super::host_link::HostLink;
 use super::kernel;
 use super::loopback;
 use super::modules;
@@ -25,10 +25,10 @@ use super::testbed::Testbed;
 use super::ticker::Ticker;
 use super::workload::{HotSet, Next, Workload};
 use super::zones::nodes_free_mib;
-use crate::link::{Interval, Job, Level, Totals, VmMessage};
+use crate::link::{Interval, Job, Nesting, Totals, VmMessage};
 
 /// Runs the job and reports over the link.
-pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
+pub fn run(link: &mut HostLink, job: &Job) -> Result<(), Fault> {
     if job.rounds {
         return rounds::run(link, job);
     }
@@ -61,7 +61,7 @@ pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
     if !job.launches.is_empty() {
         loopback::up().map_err(Fault::io("switch on", "the loopback interface"))?;
     }
-    if let Level::Host { guests, policy } = &job.level {
+    if let Nesting::Host { guests, policy } = &job.level {
         let rival: Box<dyn Rival> = match policy {
             Some(policy) => Box::new(Balloons::start(&bed, *policy)?),
             None => rivals::start(&bed, &job.settings)?,
@@ -79,7 +79,7 @@ pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
 
 /// Runs the job from the population of memory on.
 fn course(
-    link: &mut Link,
+    link: &mut HostLink,
     bed: &Testbed<'_>,
     job: &Job,
     workload: &mut Workload<'_>,
@@ -87,7 +87,7 @@ fn course(
     rival: Box<dyn Rival>,
 ) -> Result<(), Fault> {
     let mut hot = fill(bed, workload)?;
-    if job.level == (Level::Guest { is_tiered: false }) {
+    if job.level == (Nesting::Guest { is_tiered: false }) {
         // With one node, the VM cannot see which memory is fast.
         hot = None;
     }

@@ -6,6 +6,7 @@ mod control_page;
 mod counters;
 mod delay;
 mod fault;
+mod host_link;
 mod init;
 pub(crate) mod job;
 pub(crate) mod kernel;

@@ -5,16 +5,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::agent::AgentProcess;
 use super::fault::Fault;
-use super::init::{Link, Orders};
+use super::host_link::{HostLink, Orders};
 use super::testbed::Testbed;
 use super::workload::OwnProgram;
 use super::{job, kernel, modules};
 use crate::link::{Job, KILL_AGENT, VmMessage};
-use crate::uses::{Uses, kernel_kib};
-use crate::workload::Event;
+use crate::process_usage::{ProcessUsage, kernel_kib};
+use crate::workload::WorkloadEvent;
 
 /// Runs rounds until the VM exits.
-pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
+pub fn run(link: &mut HostLink, job: &Job) -> Result<(), Fault> {
     let bed = Testbed::vm();
     let root = &bed.root;
     kernel::prepare(root, job.scenario.machine.thp)?;
@@ -27,9 +27,13 @@ pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
         let mut workload = OwnProgram::start(&bed, job, 0)?;
         let verified = loop {
             match workload.next_event()? {
-                Event::Ready { .. } | Event::Done { .. } => workload.go()?,
-                Event::Loaded { .. } | Event::Interval { .. } | Event::Shift { .. } => {}
-                Event::Verified { words, errors } => break VmMessage::Verified { words, errors },
+                WorkloadEvent::Ready { .. } | WorkloadEvent::Done { .. } => workload.go()?,
+                WorkloadEvent::Loaded { .. }
+                | WorkloadEvent::Interval { .. }
+                | WorkloadEvent::Shift { .. } => {}
+                WorkloadEvent::Verified { words, errors } => {
+                    break VmMessage::Verified { words, errors };
+                }
             }
             agent
                 .lock()
@@ -39,7 +43,7 @@ pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
         link.send(&verified)?;
         let agent = agent.lock().unwrap_or_else(PoisonError::into_inner).pid();
         // An agent that is just being killed is missed here, but not after the next round.
-        if let Ok(agent) = Uses::of(root, agent) {
+        if let Ok(agent) = ProcessUsage::of(root, agent) {
             let kernel_kib = kernel_kib(root).map_err(Fault::io("read", "/proc/meminfo"))?;
             link.send(&VmMessage::Uses { agent, kernel_kib })?;
         }

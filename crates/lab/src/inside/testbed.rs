@@ -32,12 +32,12 @@ pub struct Testbed<'a> {
     /// File for the agent's output.
     pub agent_log: PathBuf,
     /// Limits that end the run early.
-    pub limits: Limits<'a>,
+    pub limits: StopConditions<'a>,
 }
 
 /// Limits that end a run early. A VM has none, since its host kills it.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Limits<'a> {
+pub struct StopConditions<'a> {
     /// The user's stop flag.
     pub stop: Option<&'a AtomicBool>,
     /// Time limit of one of our workloads, from its start to its last event.
@@ -63,7 +63,7 @@ impl Testbed<'_> {
             agent_has_targets: false,
             agent_socket: AGENT_SOCKET_PATH.into(),
             agent_log: "/run/demeter/agent.log".into(),
-            limits: Limits::default(),
+            limits: StopConditions::default(),
         }
     }
 
@@ -85,7 +85,7 @@ impl Testbed<'_> {
     }
 }
 
-impl Limits<'_> {
+impl StopConditions<'_> {
     /// Maximum length of a wait between checks of the limits; none without limits, so that a VM wakes only for its
     /// workload.
     pub fn tick(&self) -> Option<Duration> {

@@ -13,13 +13,13 @@ use demeter_policy::{GuestVirtAddr, NodeId, Pid, VirtRange};
 use demeter_scenario::{Machine, System, Workload as Kind};
 
 use super::fault::Fault;
-use super::testbed::{Limits, Testbed};
+use super::testbed::{StopConditions, Testbed};
 use crate::here::cpus;
 use crate::link::{Job, LineReader, ProgramFigure, ProgramLog};
 use crate::program::cgroup::{OwnCgroup, join};
 use crate::program::{Bounds, Programs, Step};
 use crate::vm::dies_with_this_thread;
-use crate::workload::{Event, Rate};
+use crate::workload::{Rate, WorkloadEvent};
 
 /// The cgroup of a copy that may not use all nodes.
 const CPUSET: &str = "/sys/fs/cgroup/bounded";
@@ -174,8 +174,8 @@ fn next_of(copies: &mut [OwnProgram<'_>]) -> Result<Next, Fault> {
     for copy in copies.iter_mut() {
         events.push(copy.next_event()?);
     }
-    let rate_of = |event: &Event| match event {
-        Event::Interval { rate, .. } | Event::Done { rate, .. } => Ok(*rate),
+    let rate_of = |event: &WorkloadEvent| match event {
+        WorkloadEvent::Interval { rate, .. } | WorkloadEvent::Done { rate, .. } => Ok(*rate),
         other => Err(out_of_turn(other)),
     };
     let speed = || -> Result<Speed, Fault> {
@@ -193,11 +193,11 @@ fn next_of(copies: &mut [OwnProgram<'_>]) -> Result<Next, Fault> {
         Ok(Speed::of(rates.iter().enumerate().map(figure).collect()))
     };
     match &events[0] {
-        Event::Interval { t_s, .. } => Ok(Next::Interval(*t_s, speed()?)),
-        Event::Done { t_s, .. } => Ok(Next::Done(*t_s, speed()?)),
-        Event::Shift { t_s, .. } => {
-            let hot = |(copy, event): (&OwnProgram<'_>, &Event)| match event {
-                Event::Shift {
+        WorkloadEvent::Interval { t_s, .. } => Ok(Next::Interval(*t_s, speed()?)),
+        WorkloadEvent::Done { t_s, .. } => Ok(Next::Done(*t_s, speed()?)),
+        WorkloadEvent::Shift { t_s, .. } => {
+            let hot = |(copy, event): (&OwnProgram<'_>, &WorkloadEvent)| match event {
+                WorkloadEvent::Shift {
                     hot_start,
                     hot_bytes,
                     ..
@@ -218,7 +218,7 @@ pub struct OwnProgram<'a> {
     stdin: ChildStdin,
     verifies: bool,
     events: LineReader<Patient>,
-    limits: Limits<'a>,
+    limits: StopConditions<'a>,
     started: Instant,
     /// Removed when the process has ended.
     _cgroup: Option<OwnCgroup>,
@@ -280,8 +280,8 @@ impl<'a> OwnProgram<'a> {
     /// Waits for the hot set; none if the program has none.
     fn fill(&mut self) -> Result<Option<HotSet>, Fault> {
         match self.next_event()? {
-            Event::Ready { hot_bytes: 0, .. } => Ok(None),
-            Event::Ready {
+            WorkloadEvent::Ready { hot_bytes: 0, .. } => Ok(None),
+            WorkloadEvent::Ready {
                 hot_start,
                 hot_bytes,
                 ..
@@ -293,13 +293,13 @@ impl<'a> OwnProgram<'a> {
     fn verify(&mut self) -> Result<(u64, u64), Fault> {
         self.go()?;
         match self.next_event()? {
-            Event::Verified { words, errors } => Ok((words, errors)),
+            WorkloadEvent::Verified { words, errors } => Ok((words, errors)),
             other => Err(out_of_turn(&other)),
         }
     }
 
     /// Waits for its next event. The limits bound the wait; in a VM, the host does.
-    pub fn next_event(&mut self) -> Result<Event, Fault> {
+    pub fn next_event(&mut self) -> Result<WorkloadEvent, Fault> {
         let line = loop {
             self.limits.check(self.started)?;
             match self.events.next_line() {
@@ -362,7 +362,7 @@ impl Drop for OwnProgram<'_> {
     }
 }
 
-fn out_of_turn(event: &Event) -> Fault {
+fn out_of_turn(event: &WorkloadEvent) -> Fault {
     Fault::Workload(format!("sent {:?} at the wrong time", event.to_string()))
 }
 

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use regex_lite::Regex;
 
-use super::heard::{Heard, number};
 use super::launch::Launch;
+use super::output::{OutputParser, number};
 use super::process::lock;
 use crate::vm::dies_with_this_thread;
 
@@ -38,7 +38,7 @@ impl Asker {
         launch: &Launch,
         command: &[String],
         regex: Regex,
-        heard: &Arc<Mutex<Heard>>,
+        heard: &Arc<Mutex<OutputParser>>,
         clock: Instant,
     ) -> Self {
         let (stop, stopped) = mpsc::channel();

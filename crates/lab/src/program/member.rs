@@ -11,9 +11,9 @@ use regex_lite::Regex;
 
 use super::ask::Asker;
 use super::cgroup::OwnCgroup;
-use super::heard::Heard;
 use super::launch::Launch;
 use super::meter::Meter;
+use super::output::OutputParser;
 use super::process::{Process, Said, lock};
 use crate::inside::Fault;
 use crate::link::ProgramFigure;
@@ -26,7 +26,7 @@ const RUNS_UNIT: &str = "runs/s";
 pub struct Member {
     launch: Launch,
     cgroup: Option<OwnCgroup>,
-    heard: Arc<Mutex<Heard>>,
+    heard: Arc<Mutex<OutputParser>>,
     clock: Instant,
     process: Option<Process>,
     asker: Option<Asker>,
@@ -62,7 +62,7 @@ impl Member {
         Ok(Self {
             launch: launch.clone(),
             cgroup,
-            heard: Arc::new(Mutex::new(Heard::new(ready, own, meter))),
+            heard: Arc::new(Mutex::new(OutputParser::new(ready, own, meter))),
             clock,
             process: None,
             asker: None,

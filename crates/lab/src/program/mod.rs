@@ -7,10 +7,10 @@
 mod ask;
 pub(crate) mod cgroup;
 mod family;
-mod heard;
 mod launch;
 mod member;
 mod meter;
+mod output;
 mod process;
 #[cfg(test)]
 mod tests;
@@ -25,7 +25,7 @@ use demeter_policy::{NodeId, Pid};
 use demeter_scenario::{Figure, Ready};
 
 pub use self::launch::Launch;
-pub(crate) use self::{heard::Heard, meter::Meter, process::lock};
+pub(crate) use self::{meter::Meter, output::OutputParser, process::lock};
 
 use self::cgroup::OwnCgroup;
 use self::member::Member;

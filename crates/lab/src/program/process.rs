@@ -11,8 +11,8 @@ use demeter_policy::Pid;
 
 use super::cgroup::{self, OwnCgroup};
 use super::family;
-use super::heard::Heard;
 use super::launch::Launch;
+use super::output::OutputParser;
 use crate::inside::Fault;
 use crate::vm::dies_with_this_thread;
 
@@ -42,7 +42,7 @@ impl Process {
     pub fn start(
         launch: &Launch,
         cgroup: Option<&OwnCgroup>,
-        heard: &Arc<Mutex<Heard>>,
+        heard: &Arc<Mutex<OutputParser>>,
         clock: Instant,
         tell: &Sender<Said>,
     ) -> Result<Self, Fault> {
@@ -132,7 +132,7 @@ impl Process {
 }
 
 /// Locks the parser of a program's output.
-pub fn lock(heard: &Mutex<Heard>) -> MutexGuard<'_, Heard> {
+pub fn lock(heard: &Mutex<OutputParser>) -> MutexGuard<'_, OutputParser> {
     heard.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -13,7 +13,7 @@ use demeter_policy::provision::Policy;
 use serde::Serialize;
 
 use crate::error::Error;
-use crate::vm::{CONFIG, NodeSizes, Setup, dies_with_this_thread, socket};
+use crate::vm::{CONFIG, ControllerSetup, NodeSizes, dies_with_this_thread, socket};
 
 /// Time limit until the controller first answers.
 const START_LIMIT: Duration = Duration::from_secs(20);
@@ -43,7 +43,7 @@ impl From<NodeSizes> for TierView {
 
 impl Controller {
     /// Starts `program` (the demeter command) in `folder` and waits until it answers.
-    pub fn start(program: &Path, folder: &Path, setup: &Setup) -> Result<Self, Error> {
+    pub fn start(program: &Path, folder: &Path, setup: &ControllerSetup) -> Result<Self, Error> {
         setup.write(folder)?;
         let mut controller = Self {
             child: spawn(program, folder)?,

@@ -16,7 +16,7 @@ use super::life::Life;
 use super::sizing::random_size;
 use crate::error::Error;
 use crate::link::VmMessage;
-use crate::vm::{DIMM_SLOTS, Elastic, Monitor, Setup, VmEntry};
+use crate::vm::{ControllerSetup, DIMM_SLOTS, Elastic, Monitor, VmEntry};
 use crate::workload::rng::{Rng, scale};
 
 /// The VM's name in the controller.
@@ -31,7 +31,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// An event; its name has the action and the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display)]
-enum Event {
+enum Disruption {
     #[strum(to_string = "kill agent")]
     Agent,
     #[strum(to_string = "kill host")]
@@ -56,7 +56,7 @@ enum Event {
     Libvirt,
 }
 
-impl Event {
+impl Disruption {
     /// Events that apply to a VM with this connection. QEMU is never changed behind libvirt's back.
     fn possible(through: Through) -> &'static [Self] {
         match through {
@@ -96,7 +96,7 @@ pub fn run(
     let Some(elastic) = vm.elastic().cloned() else {
         return Err(Error::Incomplete(run.name.into()));
     };
-    let setup = Setup {
+    let setup = ControllerSetup {
         provisioner,
         pool: elastic.full(),
         libvirt: vm.libvirt(),
@@ -145,7 +145,7 @@ impl Matrix<'_> {
         let mut rng = Rng::new(self.run.scenario.seed, 0);
         let mut figures = CrashFigures::default();
         let mut by_event: BTreeMap<String, u64> = BTreeMap::new();
-        let events = Event::possible(self.run.variant.through);
+        let events = Disruption::possible(self.run.variant.through);
         self.recover("the start")?;
         for cycle in 1..=cycles {
             let event = events[scale(rng.next(), events.len() as u64) as usize];
@@ -182,50 +182,50 @@ impl Matrix<'_> {
         self.hear_until(Instant::now() + pause)
     }
 
-    fn happen(&mut self, event: Event, rng: &mut Rng) -> Result<(), Error> {
+    fn happen(&mut self, event: Disruption, rng: &mut Rng) -> Result<(), Error> {
         match event {
-            Event::Agent => {
+            Disruption::Agent => {
                 let killed = self.life.child.orders()?.kill_agent();
                 killed.map_err(|fault| self.life.vm.error(fault))
             }
-            Event::Host => self.controller.kill_and_restart(),
-            Event::Vm => {
+            Disruption::Host => self.controller.kill_and_restart(),
+            Disruption::Vm => {
                 self.life.child.kill();
                 self.life.may_boot = true;
                 self.life.child = self.life.vm.start()?;
                 Ok(())
             }
-            Event::Reset => {
+            Disruption::Reset => {
                 let mut monitor = self.monitor()?;
                 if !monitor.dimms()?.is_empty() {
                     // The plugin does not know the address of a DIMM that is present at boot.
-                    return self.happen(Event::Vm, rng);
+                    return self.happen(Disruption::Vm, rng);
                 }
                 self.life.may_boot = true;
                 monitor.reset()
             }
-            Event::Stop => {
+            Disruption::Stop => {
                 self.monitor()?.stop()?;
                 self.go_on_for_a_while(rng)?;
                 self.monitor()?.go_on()
             }
-            Event::Snapshot => {
+            Disruption::Snapshot => {
                 self.monitor()?.save_snapshot()?;
                 self.change_size(rng)?;
                 self.go_on_for_a_while(rng)?;
                 self.life.may_stutter = true;
                 self.monitor()?.load_snapshot()
             }
-            Event::Migrate => {
+            Disruption::Migrate => {
                 self.monitor()?.migrate()?;
                 self.go_on_for_a_while(rng)?;
                 self.monitor()?.end_migration()
             }
-            Event::Libvirt => match &self.life.vm.daemon {
+            Disruption::Libvirt => match &self.life.vm.daemon {
                 Some(daemon) => daemon.restart(),
                 None => Ok(()),
             },
-            Event::Plug => {
+            Disruption::Plug => {
                 let mut monitor = self.monitor()?;
                 let dimms = monitor.dimms()?;
                 let back = scale(rng.next(), 2) == 0 || dimms.len() == DIMM_SLOTS;

@@ -21,7 +21,7 @@ use super::sizing::{self, Sizing};
 use crate::error::{Error, VmFault};
 use crate::link::VmMessage;
 use crate::timeline::VmTimeline;
-use crate::vm::{Daemon, Lab, NodeSizes, Orders, PreparedVm, Setup, VmEntry, check_host};
+use crate::vm::{ControllerSetup, Daemon, Lab, NodeSizes, Orders, PreparedVm, VmEntry, check_host};
 
 /// Interval of the conductor's checks.
 const TICK: Duration = Duration::from_millis(50);
@@ -301,7 +301,7 @@ impl Conductor<'_> {
             fast_mib: sum.fast_mib + vm.size.fast_mib,
             slow_mib: sum.slow_mib + vm.size.slow_mib,
         });
-        let setup = Setup {
+        let setup = ControllerSetup {
             provisioner: elastics[0].provisioner,
             pool,
             libvirt: self.prepared[0].libvirt(),

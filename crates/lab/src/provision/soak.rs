@@ -15,8 +15,8 @@ use super::life::Life;
 use super::sizing::random_size;
 use crate::error::Error;
 use crate::link::VmMessage;
-use crate::uses::Uses;
-use crate::vm::{Elastic, NodeSizes, PreparedVm, Setup, VmEntry, check_host};
+use crate::process_usage::ProcessUsage;
+use crate::vm::{ControllerSetup, Elastic, NodeSizes, PreparedVm, VmEntry, check_host};
 use crate::workload::rng::{Rng, scale};
 
 /// Interval between samples of usage.
@@ -89,13 +89,13 @@ pub fn run(
     course.figures(duration, resizes)
 }
 
-fn setup(prepared: &[(String, PreparedVm)], elastics: &[Elastic]) -> Setup {
+fn setup(prepared: &[(String, PreparedVm)], elastics: &[Elastic]) -> ControllerSetup {
     let vms = prepared
         .iter()
         .zip(elastics)
         .map(|((name, vm), elastic)| VmEntry::unbounded(name, vm, elastic));
     let whole = elastics.iter().map(Elastic::full);
-    Setup {
+    ControllerSetup {
         provisioner: elastics[0].provisioner,
         pool: whole.fold(NodeSizes::default(), |sum, vm| NodeSizes {
             fast_mib: sum.fast_mib + vm.fast_mib,
@@ -109,7 +109,7 @@ fn setup(prepared: &[(String, PreparedVm)], elastics: &[Elastic]) -> Setup {
 struct Course<'a> {
     run: Run<'a>,
     soak: Soak,
-    setup: Setup,
+    setup: ControllerSetup,
     elastics: Vec<Elastic>,
     lives: Vec<Life<'a>>,
     controller: Controller,
@@ -148,7 +148,7 @@ impl Course<'_> {
             }
             if Instant::now() >= next_look {
                 next_look = Instant::now() + LOOK_EVERY;
-                let uses = Uses::of(Path::new("/"), Pid(self.controller.pid()));
+                let uses = ProcessUsage::of(Path::new("/"), Pid(self.controller.pid()));
                 let uses = uses.map_err(Error::io("look at", "the host controller"))?;
                 note(&mut self.seen, "controller", &uses);
             }
@@ -217,7 +217,7 @@ const KIB: &str = "KiB";
 const DESCRIPTORS: &str = "descriptors";
 const THREADS: &str = "threads";
 
-fn note(seen: &mut BTreeMap<(String, &'static str), Vec<u64>>, who: &str, uses: &Uses) {
+fn note(seen: &mut BTreeMap<(String, &'static str), Vec<u64>>, who: &str, uses: &ProcessUsage) {
     for (what, figure) in [
         (KIB, uses.resident_kib),
         (DESCRIPTORS, uses.descriptors),

@@ -10,16 +10,16 @@ use demeter_guest::tracker::Choice;
 use demeter_policy::provision::ProvisionerKind;
 use demeter_scenario::{MachinePlace, Provision, Scenario, Settings, System, Workload};
 
-use super::bring::{self, Finder};
 use super::elastic::{self, Elastic, Module};
 use super::initramfs::Initramfs;
 use super::memory::nodes_of;
 use super::prepared::{INITRAMFS, PreparedVm};
+use super::programs::{self as program_files, Finder};
 use super::{kernel, module, nested, plugin, qemu};
 use crate::error::{Error, VmFault};
 use crate::link::{
     AGENT_CONFIG_PATH, AGENT_RECORDING_PATH, AGENT_SOCKET_PATH, EARLY_MODULES_DIR, JOB_PATH, Job,
-    Level, MODULES_DIR, VmMessage,
+    MODULES_DIR, Nesting, VmMessage,
 };
 
 /// Programs that are added to every VM.
@@ -124,7 +124,7 @@ impl Lab {
         let launches = match &scenario.workload {
             Workload::Program(programs) => {
                 let finder = Finder::new(&self.programs, &self.cache, programs)?;
-                bring::into_vm(&mut initramfs, &finder, scenario, programs)?
+                program_files::into_vm(&mut initramfs, &finder, scenario, programs)?
             }
             _ => vec![],
         };
@@ -137,7 +137,7 @@ impl Lab {
                 .as_ref()
                 .is_some_and(Provision::runs_rounds),
             launches,
-            level: Level::Alone,
+            level: Nesting::Alone,
         };
         let (plugin, kernel) = self.assets()?;
         let mut cpu_properties = vec![];
@@ -317,7 +317,7 @@ mod tests {
                 provisioner: None,
                 rounds,
                 launches: vec![],
-                level: Level::Alone,
+                level: Nesting::Alone,
             };
             let config: Config = toml::from_str(&agent_config(&job, Choice::Lab, true)).unwrap();
             assert_eq!(config.tuning.sample_period, 2047);
@@ -358,7 +358,7 @@ mod tests {
                 provisioner: None,
                 rounds: false,
                 launches,
-                level: Level::Alone,
+                level: Nesting::Alone,
             };
             let config: Config = toml::from_str(&agent_config(&job, Choice::Lab, false)).unwrap();
             config.check().unwrap();

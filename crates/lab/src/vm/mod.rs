@@ -1,6 +1,5 @@
 //! The host side of a lab VM: its parts (kernel, initramfs, plugin) and its emulator.
 
-mod bring;
 mod child;
 mod counts;
 mod domain;
@@ -17,12 +16,12 @@ mod nested;
 mod package;
 pub(crate) mod plugin;
 mod prepared;
+mod programs;
 mod qemu;
 mod setup;
 mod tool;
 mod tree;
 
-pub(crate) use bring::{Finder, in_place};
 pub use child::dies_with_this_thread;
 pub(crate) use child::{Orders, VmChild};
 pub(crate) use domain::Daemon;
@@ -33,4 +32,5 @@ pub(crate) use lab::run_name;
 pub(crate) use memory::{NodeSizes, check_host};
 pub(crate) use monitor::{DIMM_SLOTS, Monitor};
 pub(crate) use prepared::PreparedVm;
-pub(crate) use setup::{CONFIG, Setup, VmEntry, socket};
+pub(crate) use programs::{Finder, in_place};
+pub(crate) use setup::{CONFIG, ControllerSetup, VmEntry, socket};

@@ -21,12 +21,12 @@ use super::initramfs::Initramfs;
 use super::lab::{Lab, agent_config};
 use super::memory::NodeSizes;
 use super::qemu::{KERNEL_ARGS, numa};
-use super::setup::{Setup, VmEntry};
+use super::setup::{ControllerSetup, VmEntry};
 use super::tool;
 use crate::error::Error;
 use crate::link::{
     AGENT_CONFIG_PATH, GUESTS_MEMORY_DIR, GuestStart, HOST_CONFIG_PATH, HOST_SOCKET_PATH, JOB_PATH,
-    Job, Level, MODULES_DIR, PORT_NAME,
+    Job, MODULES_DIR, Nesting, PORT_NAME,
 };
 
 /// KVM's modules in dependency order.
@@ -124,7 +124,7 @@ pub fn into_host(
     let config = controller_config(&host.scenario, memory, &guests)?;
     let config = toml::to_string(&config).expect("a configuration is a table of plain values");
     initramfs.add_text(HOST_CONFIG_PATH, config);
-    host.level = Level::Host {
+    host.level = Nesting::Host {
         policy: (memory == Memory::Sized).then(|| policy(&host.scenario)),
         guests: guests
             .iter()
@@ -155,7 +155,7 @@ fn pack(
     };
     let provisioner = provisioner(scenario);
     let job = Job {
-        level: Level::Guest { is_tiered },
+        level: Nesting::Guest { is_tiered },
         scenario: scenario.clone(),
         settings,
         provisioner,
@@ -313,7 +313,7 @@ fn controller_config(
         slow_guarantee_mib: slow_mib(guest),
         share: guest.share,
     };
-    let setup = Setup {
+    let setup = ControllerSetup {
         provisioner: ProvisionerKind::DemeterBalloon,
         pool: NodeSizes {
             fast_mib,

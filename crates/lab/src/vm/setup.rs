@@ -50,7 +50,7 @@ impl VmEntry {
 
 /// The controller's settings at its start.
 #[derive(Debug, Clone)]
-pub struct Setup {
+pub struct ControllerSetup {
     /// The mechanism that resizes memory.
     pub provisioner: ProvisionerKind,
     /// Memory for all VMs together.
@@ -69,7 +69,7 @@ pub fn socket(folder: &Path) -> PathBuf {
     folder.join("host.sock")
 }
 
-impl Setup {
+impl ControllerSetup {
     /// Writes the controller's configuration to its folder.
     pub fn write(&self, folder: &Path) -> Result<(), Error> {
         let path = folder.join(CONFIG);
@@ -148,7 +148,7 @@ mod tests {
             slow_guarantee_mib: 400,
             share,
         };
-        let setup = Setup {
+        let setup = ControllerSetup {
             provisioner: ProvisionerKind::VirtioMem,
             pool: sizes(200, 800),
             libvirt: Libvirt::default(),

@@ -10,7 +10,7 @@ use super::Error;
 /// One line of a workload's output.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
-pub enum Event {
+pub enum WorkloadEvent {
     /// Memory is mapped and populated; the timed phase comes next.
     Ready {
         /// Virtual address of the array.
@@ -67,7 +67,7 @@ pub enum Event {
     },
 }
 
-impl Event {
+impl WorkloadEvent {
     /// [`Self::Ready`] with an array that is entirely hot.
     pub(crate) fn all_hot(start: u64, bytes: u64) -> Self {
         Self::Ready {
@@ -150,7 +150,7 @@ impl std::fmt::Display for Rate {
     }
 }
 
-impl std::fmt::Display for Event {
+impl std::fmt::Display for WorkloadEvent {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         const MIB: f64 = (1u64 << 20) as f64;
         match self {
@@ -191,7 +191,7 @@ pub(crate) struct Output {
 
 impl Output {
     /// Writes one line and flushes it.
-    pub(crate) fn say(self, event: &Event) -> Result<(), Error> {
+    pub(crate) fn say(self, event: &WorkloadEvent) -> Result<(), Error> {
         let line = if self.json {
             serde_json::to_string(event).map_err(io::Error::other)
         } else {
@@ -215,7 +215,7 @@ mod tests {
     fn the_wire_format_is_what_readers_expect() {
         let cases = [
             (
-                Event::Ready {
+                WorkloadEvent::Ready {
                     start: 1,
                     bytes: 2,
                     hot_start: 3,
@@ -224,7 +224,7 @@ mod tests {
                 r#"{"event":"ready","start":1,"bytes":2,"hot_start":3,"hot_bytes":4}"#,
             ),
             (
-                Event::Interval {
+                WorkloadEvent::Interval {
                     t_s: 1.5,
                     ops: 3_000_000,
                     rate: Rate::mops(3_000_000, 1.5),
@@ -232,7 +232,7 @@ mod tests {
                 r#"{"event":"interval","t_s":1.5,"ops":3000000,"mops":2.0}"#,
             ),
             (
-                Event::Done {
+                WorkloadEvent::Done {
                     t_s: 2.0,
                     ops: 4,
                     rate: Rate::latency_ns(4, 2.0),
@@ -240,7 +240,7 @@ mod tests {
                 r#"{"event":"done","t_s":2.0,"ops":4,"latency_ns":500000000.0}"#,
             ),
             (
-                Event::Interval {
+                WorkloadEvent::Interval {
                     t_s: 2.0,
                     ops: 3,
                     rate: Rate::requests(3, 2.0),
@@ -248,7 +248,7 @@ mod tests {
                 r#"{"event":"interval","t_s":2.0,"ops":3,"requests_per_s":1.5}"#,
             ),
             (
-                Event::Shift {
+                WorkloadEvent::Shift {
                     t_s: 30.0,
                     hot_start: 8,
                     hot_bytes: 9,
@@ -256,7 +256,7 @@ mod tests {
                 r#"{"event":"shift","t_s":30.0,"hot_start":8,"hot_bytes":9}"#,
             ),
             (
-                Event::Verified {
+                WorkloadEvent::Verified {
                     words: 5,
                     errors: 0,
                 },
@@ -265,7 +265,7 @@ mod tests {
         ];
         for (event, json) in cases {
             assert_eq!(serde_json::to_string(&event).unwrap(), json);
-            assert_eq!(serde_json::from_str::<Event>(json).unwrap(), event);
+            assert_eq!(serde_json::from_str::<WorkloadEvent>(json).unwrap(), event);
         }
     }
 }

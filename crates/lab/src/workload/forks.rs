@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use clap::Parser;
 
 use super::args::Common;
-use super::event::{Event, Output, Rate};
+use super::event::{Output, Rate, WorkloadEvent};
 use super::region::Region;
 use super::rng::mix;
 use super::timed::Control;
 use super::wait::Waiter;
-use super::{Error, Size, alone};
+use super::{Error, Size, single_worker};
 
 /// Words between two writes of a child: one per page.
 const PAGE_WORDS: usize = 4096 / size_of::<u64>();
@@ -58,8 +58,8 @@ pub fn run(args: &Forks) -> Result<(), Error> {
             word.store(value(seed, index), Relaxed);
         }
     }
-    output.say(&Event::all_hot(table.start(), args.size.bytes))?;
-    alone::run(&args.common, &waiter, Rate::requests, |control| {
+    output.say(&WorkloadEvent::all_hot(table.start(), args.size.bytes))?;
+    single_worker::run(&args.common, &waiter, Rate::requests, |control| {
         serve(args, table.words(), scratch.words(), control)
     })
 }

@@ -9,10 +9,10 @@ use clap::{Parser, ValueEnum};
 
 use super::args::Common;
 use super::csr::Csr;
-use super::event::{Event, Output, Rate};
+use super::event::{Output, Rate, WorkloadEvent};
 use super::rng::Rng;
 use super::wait::Waiter;
-use super::{Error, alone};
+use super::{Error, single_worker};
 
 /// Maximum error of the sum of all ranks, which have 24 bits of precision.
 const SUM_ERROR_MAX: f64 = 0.01;
@@ -68,14 +68,14 @@ pub fn run(args: &Graph) -> Result<(), Error> {
         Kernel::Bfs => (parents.as_ptr() as u64, size_of_val(&parents[..]) as u64),
         Kernel::Pagerank => (shares.as_ptr() as u64, size_of_val(&shares[..]) as u64),
     };
-    output.say(&Event::Ready {
+    output.say(&WorkloadEvent::Ready {
         start,
         bytes,
         hot_start,
         hot_bytes,
     })?;
     let state = Mutex::new((parents, queue, ranks, shares, rng));
-    alone::run(&args.common, &waiter, Rate::mops, |control| {
+    single_worker::run(&args.common, &waiter, Rate::mops, |control| {
         let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
         let (parents, queue, ranks, shares, rng) = &mut *state;
         let mut done = |edges| {

@@ -11,14 +11,14 @@ use std::time::Duration;
 use clap::Parser;
 
 use super::args::{Common, seconds};
-use super::event::{Event, Output, Rate};
+use super::event::{Output, Rate, WorkloadEvent};
 use super::geometry::Geometry;
 use super::region::{Mapping, Region};
 use super::rng::Rng;
 use super::sharers;
+use super::tagged_words::{Check, ThreadWords, WORD_BYTES, fresh, hot_below, updated};
 use super::timed::{self, BATCH, Control, Tick};
 use super::wait::Waiter;
-use super::words::{Check, Share, WORD_BYTES, fresh, hot_below, updated};
 use super::{Error, Size, SizeError};
 
 /// Words processed between two signal checks while populating and verifying: 2 MiB.
@@ -128,7 +128,7 @@ pub fn run(args: &Gups) -> Result<(), Error> {
 
     let address = |hot: &Range<u64>| (region.start() + hot.start, hot.end - hot.start);
     let (hot_start, hot_bytes) = address(&geometry.hot[0]);
-    output.say(&Event::Ready {
+    output.say(&WorkloadEvent::Ready {
         start: region.start(),
         bytes: geometry.size,
         hot_start,
@@ -142,14 +142,14 @@ pub fn run(args: &Gups) -> Result<(), Error> {
         &waiter,
         |thread, control| update(&region, args, thread, &shares[thread], control),
         |tick| match tick {
-            Tick::Interval { t_s, length_s, ops } => output.say(&Event::Interval {
+            Tick::Interval { t_s, length_s, ops } => output.say(&WorkloadEvent::Interval {
                 t_s,
                 ops,
                 rate: Rate::mops(ops, length_s),
             }),
             Tick::Shift { stage, t_s } => {
                 let (hot_start, hot_bytes) = address(&geometry.hot[stage]);
-                output.say(&Event::Shift {
+                output.say(&WorkloadEvent::Shift {
                     t_s,
                     hot_start,
                     hot_bytes,
@@ -162,7 +162,7 @@ pub fn run(args: &Gups) -> Result<(), Error> {
     if args.verify {
         let check = check(&region, args.common.seed, &waiter)?;
         let (words, errors) = (check.words, check.errors(total.ops));
-        output.say(&Event::Verified { words, errors })?;
+        output.say(&WorkloadEvent::Verified { words, errors })?;
         if errors > 0 {
             return Err(Error::Corrupt { words, errors });
         }
@@ -190,12 +190,12 @@ fn shifts_at(args: &Gups) -> Result<Vec<Duration>, Error> {
 }
 
 /// Each thread's words, for each hot set.
-fn shares(geometry: &Geometry, threads: u64) -> Result<Vec<Vec<Share>>, Error> {
+fn shares(geometry: &Geometry, threads: u64) -> Result<Vec<Vec<ThreadWords>>, Error> {
     let in_words = |hot: &Range<u64>| hot.start / WORD_BYTES..hot.end / WORD_BYTES;
-    let shares: Vec<Vec<Share>> = (0..threads)
+    let shares: Vec<Vec<ThreadWords>> = (0..threads)
         .map(|thread| {
             let share =
-                |hot| Share::new(thread, threads, geometry.size / WORD_BYTES, &in_words(hot));
+                |hot| ThreadWords::new(thread, threads, geometry.size / WORD_BYTES, &in_words(hot));
             geometry.hot.iter().map(share).collect()
         })
         .collect();
@@ -264,7 +264,7 @@ fn for_chunks(
 }
 
 /// Runs one thread's updates until the phase ends.
-fn update(region: &Region, args: &Gups, thread: usize, shares: &[Share], control: &Control) {
+fn update(region: &Region, args: &Gups, thread: usize, shares: &[ThreadWords], control: &Control) {
     let words = region.words();
     let hot_below = hot_below(args.weight);
     let mut rng = Rng::new(args.common.seed, thread as u64);

@@ -11,12 +11,12 @@ use std::time::Duration;
 use clap::Parser;
 
 use super::args::Common;
-use super::event::{Event, Output, Rate};
+use super::event::{Output, Rate, WorkloadEvent};
 use super::rng::{Rng, mix, scale};
 use super::store::Protocol;
+use super::tagged_words::hot_below;
 use super::wait::Waiter;
-use super::words::hot_below;
-use super::{Error, Size, alone};
+use super::{Error, Size, single_worker};
 
 /// Time limit of an answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
@@ -80,12 +80,12 @@ pub fn run(args: &KvLoad) -> Result<(), Error> {
         let requests: Vec<Request> = keys.map(Request::Set).collect();
         client.ask(&requests).map_err(fault)?;
     }
-    output.say(&Event::Loaded {
+    output.say(&WorkloadEvent::Loaded {
         keys: args.keys,
         value_bytes: args.value.bytes,
     })?;
     let client = Mutex::new(client);
-    alone::run(&args.common, &waiter, Rate::requests, |control| {
+    single_worker::run(&args.common, &waiter, Rate::requests, |control| {
         let mut client = client.lock().unwrap_or_else(PoisonError::into_inner);
         let mut rng = Rng::new(args.common.seed, 1);
         while control.stage().is_some() {

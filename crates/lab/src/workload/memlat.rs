@@ -11,7 +11,7 @@ use clap::Parser;
 
 use super::args::Common;
 use super::chain;
-use super::event::{Event, Output, Rate};
+use super::event::{Output, Rate, WorkloadEvent};
 use super::region::Region;
 use super::rng::Rng;
 use super::timed::{self, BATCH, Tick};
@@ -62,7 +62,7 @@ pub fn run(args: &Memlat) -> Result<(), Error> {
     }
     chain::link(chased.words(), &mut Rng::new(args.common.seed, 0));
 
-    output.say(&Event::all_hot(chased.start(), args.size.bytes))?;
+    output.say(&WorkloadEvent::all_hot(chased.start(), args.size.bytes))?;
     args.common.wait_if_held(&waiter)?;
     let total = timed::run(
         &args.common.schedule(vec![]),
@@ -77,7 +77,7 @@ pub fn run(args: &Memlat) -> Result<(), Error> {
             black_box(at);
         },
         |tick| match tick {
-            Tick::Interval { t_s, length_s, ops } => output.say(&Event::Interval {
+            Tick::Interval { t_s, length_s, ops } => output.say(&WorkloadEvent::Interval {
                 t_s,
                 ops,
                 rate: Rate::latency_ns(ops, length_s),

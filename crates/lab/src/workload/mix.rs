@@ -8,10 +8,10 @@ use std::time::Instant;
 
 use clap::Parser;
 use demeter_policy::MIB;
-use demeter_scenario::{self as scenario, Course};
+use demeter_scenario::{self as scenario, MixAccesses};
 
 use super::args::Common;
-use super::event::{Event, Output, Rate};
+use super::event::{Output, Rate, WorkloadEvent};
 use super::region::Region;
 use super::rng::Rng;
 use super::timed::{self, Control, Tick};
@@ -19,7 +19,7 @@ use super::wait::Waiter;
 use super::{Error, memlat};
 
 /// Words in a cache line.
-const LINE_WORDS: usize = Course::LINE as usize / size_of::<u64>();
+const LINE_WORDS: usize = MixAccesses::LINE as usize / size_of::<u64>();
 
 /// Runs in a part between two checks of the clock.
 const RUNS: usize = 16;
@@ -58,29 +58,29 @@ impl FromStr for Parameters {
 
 /// Positions of the parts in the region.
 struct Layout {
-    course: Course,
+    accesses: MixAccesses,
     /// Start of each part, in words from the region's start.
     starts: Vec<usize>,
 }
 
 impl Layout {
     fn new(mix: &scenario::Mix) -> Self {
-        let course = Course::new(mix);
+        let accesses = MixAccesses::new(mix);
         let mut at = mix.cold_mib * MIB;
-        let start = |part: &scenario::Stretch| {
+        let start = |part: &scenario::MixPart| {
             let start = at as usize / size_of::<u64>();
             at += part.bytes;
             start
         };
         Self {
-            starts: course.parts.iter().map(start).collect(),
-            course,
+            starts: accesses.parts.iter().map(start).collect(),
+            accesses,
         }
     }
 
     /// The initial hot sets, in bytes from the region's start.
     fn hot(&self) -> Vec<std::ops::Range<u64>> {
-        let parts = self.starts.iter().zip(&self.course.parts);
+        let parts = self.starts.iter().zip(&self.accesses.parts);
         let hot = parts.filter(|(_, part)| part.hot_bytes > 0);
         hot.map(|(start, part)| {
             let start = (start * size_of::<u64>()) as u64 + part.hot_start(0);
@@ -91,9 +91,9 @@ impl Layout {
 
     /// The hot set, if there is one that never moves; otherwise empty.
     fn lasting_hot_set(&self) -> std::ops::Range<u64> {
-        let stays = |part: &scenario::Stretch| !part.moves();
+        let stays = |part: &scenario::MixPart| !part.moves();
         match self.hot().as_slice() {
-            [hot] if self.course.parts.iter().all(stays) && self.course.turn(0).is_none() => {
+            [hot] if self.accesses.parts.iter().all(stays) && self.accesses.turn(0).is_none() => {
                 hot.clone()
             }
             _ => 0..0,
@@ -109,7 +109,7 @@ pub fn run(args: &Mix) -> Result<(), Error> {
     let Parameters(mix) = &args.workload;
     let layout = Layout::new(mix);
     let waiter = Waiter::new()?;
-    let parts_bytes: u64 = layout.course.parts.iter().map(|part| part.bytes).sum();
+    let parts_bytes: u64 = layout.accesses.parts.iter().map(|part| part.bytes).sum();
     let region = Region::map(mix.cold_mib * MIB + parts_bytes)?;
     if let Some(node) = args.place_hot {
         for hot in layout.hot() {
@@ -121,7 +121,7 @@ pub fn run(args: &Mix) -> Result<(), Error> {
     memlat::touch(&region, &all, &waiter)?;
 
     let hot = layout.lasting_hot_set();
-    output.say(&Event::Ready {
+    output.say(&WorkloadEvent::Ready {
         start: region.start(),
         bytes: all.end,
         hot_start: region.start() + hot.start,
@@ -135,7 +135,7 @@ pub fn run(args: &Mix) -> Result<(), Error> {
         &waiter,
         |thread, control| access(&region, &layout, args, begin, thread, control),
         |tick| match tick {
-            Tick::Interval { t_s, length_s, ops } => output.say(&Event::Interval {
+            Tick::Interval { t_s, length_s, ops } => output.say(&WorkloadEvent::Interval {
                 t_s,
                 ops,
                 rate: Rate::mops(ops, length_s),
@@ -156,23 +156,23 @@ fn access(
     thread: usize,
     control: &Control,
 ) {
-    let (words, course) = (region.words(), &layout.course);
+    let (words, accesses) = (region.words(), &layout.accesses);
     let mut rng = Rng::new(args.common.seed, thread as u64);
     // Each thread sweeps its own piece.
     let Parameters(mix) = &args.workload;
-    let piece = |part: &scenario::Stretch| part.bytes / Course::LINE / u64::from(mix.threads);
-    let pieces: Vec<u64> = course.parts.iter().map(piece).collect();
+    let piece = |part: &scenario::MixPart| part.bytes / MixAccesses::LINE / u64::from(mix.threads);
+    let pieces: Vec<u64> = accesses.parts.iter().map(piece).collect();
     let mut swept = vec![0; pieces.len()];
     let mut sum = 0u64;
     while control.stage().is_some() {
         let now_ns = u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        let turn = course.turn(now_ns);
+        let turn = accesses.turn(now_ns);
         for _ in 0..RUNS {
-            let chosen = course.choose(turn, &mut rng);
-            let (part, start) = (&course.parts[chosen], layout.starts[chosen]);
+            let chosen = accesses.choose(turn, &mut rng);
+            let (part, start) = (&accesses.parts[chosen], layout.starts[chosen]);
             let hot_start = part.hot_start(now_ns);
-            for _ in 0..Course::RUN {
-                let line = if part.is_sweep {
+            for _ in 0..MixAccesses::RUN {
+                let line = if part.is_in_order {
                     let line = thread as u64 * pieces[chosen] + swept[chosen];
                     swept[chosen] += 1;
                     if swept[chosen] >= pieces[chosen] {
@@ -180,7 +180,7 @@ fn access(
                     }
                     line
                 } else {
-                    part.offset(hot_start, &mut rng) / Course::LINE
+                    part.offset(hot_start, &mut rng) / MixAccesses::LINE
                 };
                 let word = &words[start + line as usize * LINE_WORDS];
                 if part.is_store(&mut rng) {
@@ -190,7 +190,7 @@ fn access(
                 }
             }
         }
-        control.done(thread, (RUNS * Course::RUN) as u64);
+        control.done(thread, (RUNS * MixAccesses::RUN) as u64);
     }
     black_box(sum);
 }

@@ -4,7 +4,6 @@
 //! one report per interval, and report `done`. They know nothing of tiers, except that `--place-hot` binds the hot set
 //! of gups and memlat to a node.
 
-mod alone;
 mod args;
 mod chain;
 mod csr;
@@ -19,17 +18,18 @@ pub mod memlat;
 pub mod mix;
 pub(crate) mod region;
 mod sharers;
+mod single_worker;
 mod size;
 mod store;
 pub mod sweep;
+mod tagged_words;
 mod timed;
 mod wait;
-mod words;
 
 pub(crate) use demeter_scenario::rng;
 
 pub use args::run_program;
 pub use error::Error;
-pub use event::{Event, Rate};
+pub use event::{Rate, WorkloadEvent};
 pub(crate) use region::bind;
 pub use size::{Size, SizeError};

@@ -8,12 +8,12 @@ use clap::Parser;
 
 use super::args::Common;
 use super::chain::LINE_WORDS;
-use super::event::{Event, Output, Rate};
+use super::event::{Output, Rate, WorkloadEvent};
 use super::region::Region;
 use super::rng::mix;
 use super::timed::{BATCH, Control};
 use super::wait::Waiter;
-use super::{Error, Size, alone};
+use super::{Error, Size, single_worker};
 
 /// Words processed between two signal checks while populating: 2 MiB.
 const CHUNK_WORDS: usize = (2 << 20) / 8;
@@ -53,8 +53,8 @@ pub fn run(args: &Sweep) -> Result<(), Error> {
             }
         }
     }
-    output.say(&Event::all_hot(region.start(), args.size.bytes))?;
-    alone::run(&args.common, &waiter, Rate::mops, |control| {
+    output.say(&WorkloadEvent::all_hot(region.start(), args.size.bytes))?;
+    single_worker::run(&args.common, &waiter, Rate::mops, |control| {
         sweep(region.words(), args.write, expected, control)
     })
 }

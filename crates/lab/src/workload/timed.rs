@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use super::Error;
-use super::event::{Event, Output, Rate};
+use super::event::{Output, Rate, WorkloadEvent};
 use super::wait::Waiter;
 
 /// Operations of a worker between two checks of [`Control`].
@@ -93,7 +93,7 @@ impl Total {
     /// Reports `done`. Then fails if a signal has ended the phase.
     pub(crate) fn say_done(self, output: Output, rate: Rate) -> Result<(), Error> {
         let Self { t_s, ops, stopped } = self;
-        output.say(&Event::Done { t_s, ops, rate })?;
+        output.say(&WorkloadEvent::Done { t_s, ops, rate })?;
         if stopped { Err(Error::Stopped) } else { Ok(()) }
     }
 }

@@ -1,4 +1,4 @@
-use demeter_policy::{BLOCK_SIZE, ByteCount, Placement};
+use demeter_policy::{BLOCK_SIZE, ByteCount, TierBytes};
 use proptest::prelude::*;
 
 use super::*;
@@ -56,7 +56,7 @@ impl World {
 }
 
 fn placement(fast: u64, slow: u64) -> Spread {
-    Spread::from(Placement {
+    Spread::from(TierBytes {
         fast: ByteCount(fast),
         slow: ByteCount(slow),
     })

@@ -7,11 +7,11 @@
 
 use std::time::Duration;
 
-use super::{CALM_PART, Cost, HIGHEST_PRICES, LEARNS, Prospect, SAVED_PER_CPU};
+use super::{CALM_SHARE, Cost, HIGHEST_PRICES, LEARNS, Prospect, SAVED_PER_CPU};
 
 /// The CPU time budget.
 #[derive(Debug, Clone)]
-pub(super) struct Budget {
+pub(super) struct LookBudget {
     /// Share of one CPU; more than zero.
     share: f64,
     /// Saved CPU time, seconds; negative if more was spent.
@@ -26,7 +26,7 @@ pub(super) struct Budget {
     known_since: Duration,
 }
 
-impl Budget {
+impl LookBudget {
     /// A full budget with a share of one CPU, on a machine with `cpus` CPUs.
     pub(super) fn new(share: f64, cpus: u32, now: Duration) -> Self {
         let saved_max_s = SAVED_PER_CPU.as_secs_f64() * f64::from(cpus.max(1));
@@ -49,7 +49,7 @@ impl Budget {
     /// The share of one CPU to spend while nothing is new.
     pub(super) fn pace(&self, now: Duration) -> f64 {
         let Prospect { is_calm, earned } = self.prospect;
-        let calm = self.share * CALM_PART;
+        let calm = self.share * CALM_SHARE;
         if is_calm {
             return calm;
         }
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn an_agent_that_wakes_does_not_wait_for_a_calm_ones_rest() {
-        let mut budget = Budget::new(0.01, 1, Duration::ZERO);
+        let mut budget = LookBudget::new(0.01, 1, Duration::ZERO);
         budget.set_prospect(CALM);
         budget.pay(SECOND / 100);
         budget.rest(Duration::ZERO, SECOND / 100);
@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn looks_become_rare_unless_moves_earn_what_they_cost() {
-        let mut budget = Budget::new(0.02, 1, Duration::ZERO);
+        let mut budget = LookBudget::new(0.02, 1, Duration::ZERO);
         let mut spent_s = |from: u32, to: u32, earned| {
             budget.set_prospect(Prospect {
                 is_calm: false,
@@ -216,7 +216,7 @@ mod tests {
             (from..to).map(|s| budget.pace(SECOND * s)).sum::<f64>()
         };
         let most = |from: f64, to: f64| 0.02 * LEARNS.as_secs_f64() * (to / from).ln();
-        let calm = 0.02 * CALM_PART;
+        let calm = 0.02 * CALM_SHARE;
         let first = spent_s(0, 60, 0.0);
         assert!(first <= 0.02 * LEARNS.as_secs_f64() + most(6.0, 60.0) + calm * 60.0);
         assert!(spent_s(60, 240, 0.0) <= most(59.0, 240.0) + calm * 180.0);
@@ -230,7 +230,7 @@ mod tests {
             rounds in prop::collection::vec((1u64..4000, 0u64..3000, any::<[bool; 2]>(), 0.0f64..1.0), 1..200),
             share in 0.001f64..1.0, cpus in 1u32..9,
         ) {
-            let mut budget = Budget::new(share, cpus, Duration::ZERO);
+            let mut budget = LookBudget::new(share, cpus, Duration::ZERO);
             let savings = SAVED_PER_CPU.as_secs_f64() * f64::from(cpus);
             let (mut now, mut spent, mut last) = (Duration::ZERO, 0.0, 0.0);
             for (cost_ms, wait_ms, [is_new, is_calm], earned) in rounds {

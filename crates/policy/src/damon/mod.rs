@@ -57,7 +57,7 @@ pub const WAITS: f64 = 0.8;
 const CPUS_PER_SHARE: u32 = 16;
 
 /// The part of the share that a calm agent spends: 0.3 % of one CPU in a VM with 16.
-const CALM_PART: f64 = 1.0 / 8.0;
+const CALM_SHARE: f64 = 1.0 / 8.0;
 
 /// Time after which looks become rarer unless moves earn their cost: the emulator exchanges a first few blocks in it.
 const LEARNS: Duration = Duration::from_secs(6);

@@ -3,7 +3,7 @@
 use std::num::NonZero;
 use std::time::Duration;
 
-use super::budget::{Budget, Prices};
+use super::budget::{LookBudget, Prices};
 use super::estimate;
 use super::memory::{Memory, State};
 use super::{
@@ -56,7 +56,7 @@ impl Round {
 #[derive(Debug, Clone)]
 pub struct Observer {
     memory: Memory,
-    budget: Budget,
+    budget: LookBudget,
     prices: Prices,
     pub(super) round: Round,
     wanted: Vec<(Pid, Block)>,
@@ -76,7 +76,7 @@ impl Observer {
         let share = (cpu_percent / 100.0 * f64::from(shares)).max(f64::EPSILON);
         Self {
             memory: Memory::default(),
-            budget: Budget::new(share, cpus, now),
+            budget: LookBudget::new(share, cpus, now),
             prices: Prices::default(),
             round: Round::default(),
             wanted: vec![],

@@ -8,7 +8,9 @@ use super::rechecks::RECHECKS;
 use super::strategy::Classify;
 use super::{Engine, EpochEnd, LookUps, State, Strategy};
 use crate::residency::CHUNKS_MAX;
-use crate::{Block, Budget, ByLevel, ByteCount, Level, MIB, Pid, Room, Sample, Situation, rank};
+use crate::{
+    Block, ByLevel, ByteCount, Level, MIB, MoveBudget, Pid, Room, Sample, Situation, rank,
+};
 
 /// Maximum number of samples per epoch.
 pub(super) const SAMPLES_MAX: usize = 1 << 16;
@@ -35,15 +37,15 @@ const IDLE_REFRESH_FACTOR: u64 = 5;
 
 /// If more stray samples than this, and more than a tenth of all, arrive, memory was mapped since the last refresh.
 const ASTRAY_MIN: u64 = 16;
-const ASTRAY_PART: u64 = 10;
+const ASTRAY_DIVISOR: u64 = 10;
 
 /// Part of fast memory that stays free, within bounds.
-const RESERVE_PART: u64 = 128;
+const RESERVE_DIVISOR: u64 = 128;
 const RESERVE_MIN: u64 = 4 * MIB;
 const RESERVE_MAX: u64 = 64 * MIB;
 
 /// Part of the reserve below which blocks are demoted to restore it.
-const LOW_PART: u64 = 4;
+const LOW_DIVISOR: u64 = 4;
 
 impl<S: Strategy> Engine<S> {
     pub(super) fn begin_epoch(&mut self) {
@@ -119,7 +121,7 @@ impl<S: Strategy> Engine<S> {
         figures.samples += self.samples;
         figures.samples_lost = figures.samples_lost.saturating_add(lost);
         figures.samples_astray = figures.samples_astray.saturating_add(astray);
-        if self.astray > ASTRAY_MIN && self.astray.saturating_mul(ASTRAY_PART) > self.samples {
+        if self.astray > ASTRAY_MIN && self.astray.saturating_mul(ASTRAY_DIVISOR) > self.samples {
             // Memory was mapped since the last refresh, and is in use. Records that a tracker rejects, such as those of
             // kernel memory, do not show that.
             self.refresh_at = self.refresh_at.min(self.epoch.saturating_add(1));
@@ -232,12 +234,12 @@ impl<S: Strategy> Engine<S> {
 
     /// Free memory on both sides of the boundary below `level`.
     fn room_of(&self, level: Level, usable: &ByLevel<ByteCount>) -> Room {
-        let reserve = self.config.sizes.get(level).0 / RESERVE_PART;
+        let reserve = self.config.sizes.get(level).0 / RESERVE_DIVISOR;
         let mut fast_reserve = ByteCount(reserve.clamp(RESERVE_MIN, RESERVE_MAX));
         // Where moves must pay, no block is demoted for a reserve alone: programs that filled fast memory left none.
         let mut fast_low = match S::ONLY_WHAT_PAYS {
             true => ByteCount(0),
-            false => ByteCount(fast_reserve.0 / LOW_PART),
+            false => ByteCount(fast_reserve.0 / LOW_DIVISOR),
         };
         if self.balloon_waits_at(level) {
             fast_reserve.0 += self.balloon_wants.0;
@@ -281,7 +283,7 @@ impl<S: Strategy> Engine<S> {
                 planned: &plans,
                 room: self.room_of(level, &usable),
                 fill: self.config.fill,
-                budget: Budget::NONE,
+                budget: MoveBudget::NONE,
                 balloon_waits: self.balloon_waits_at(level),
                 epoch: self.epoch,
                 epoch_ms: self.config.epoch_ms,

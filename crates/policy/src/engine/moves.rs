@@ -4,7 +4,7 @@
 //! Promotions run while fast memory has room for them above the plan's level. Then a batch of demotions makes room, and
 //! so on. So free fast memory keeps its level, and kswapd sleeps. Free memory is read before every batch, for two
 //! reasons. Pages that a demotion frees may wait on a per-CPU list, where allocations of another size cannot use them.
-//! And a promotion that finds no page does direct reclaim before it fails. A little may be missing ([`MISSING_PART`]),
+//! And a promotion that finds no page does direct reclaim before it fails. A little may be missing ([`MISSING_DIVISOR`]),
 //! since the kernel allocates and frees pages meanwhile, and a demotion without its promotion is wasted.
 //!
 //! # Properties
@@ -21,7 +21,7 @@ use crate::{Block, ByLevel, ByteCount, Level, Pid, Plan, Relocation};
 pub const BATCH_BLOCKS: usize = 8;
 
 /// A promotion fits if at most this part of its bytes is missing.
-const MISSING_PART: u64 = 8;
+const MISSING_DIVISOR: u64 = 8;
 
 /// The rest of the plans, and the present batch.
 #[derive(Debug, Clone, Default)]
@@ -146,7 +146,7 @@ impl Moves {
             let queue = self.queues.get_mut(level);
             let mut room = usable.get(level).0.saturating_sub(queue.kept.0);
             let fits = |r: &Relocation| {
-                let fits = r.bytes.0 - r.bytes.0 / MISSING_PART <= room;
+                let fits = r.bytes.0 - r.bytes.0 / MISSING_DIVISOR <= room;
                 room = room.saturating_sub(if fits { r.bytes.0 } else { 0 });
                 fits
             };
@@ -271,7 +271,7 @@ mod tests {
             moves.advance(&first(usable), BATCH_BLOCKS, 0);
             let handed_out: u64 = moves.batch.iter().map(|r| r.bytes.0).sum();
             let last = moves.batch.last().map_or(0, |r| r.bytes.0);
-            prop_assert!(handed_out <= room + last / MISSING_PART);
+            prop_assert!(handed_out <= room + last / MISSING_DIVISOR);
             let left = moves.queues.get(Level::First).promotions.front();
             let next_fits = left.is_some_and(|r| handed_out + r.bytes.0 <= room);
             prop_assert!(!next_fits || moves.batch.len() == BATCH_BLOCKS);

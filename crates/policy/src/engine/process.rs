@@ -1,7 +1,7 @@
 //! A process that an engine manages.
 
 use super::strategy::Classify;
-use crate::{Block, GuestVirtAddr, Pid, Placement, ResidencyMap, VirtRange};
+use crate::{Block, GuestVirtAddr, Pid, ResidencyMap, TierBytes, VirtRange};
 
 /// A process's memory and heat.
 #[derive(Debug, Clone)]
@@ -86,5 +86,5 @@ pub struct ProcessFigures {
     /// Decayed samples in them.
     pub samples: f64,
     /// Known placement of its memory.
-    pub placement: Placement,
+    pub placement: TierBytes,
 }

@@ -1,8 +1,8 @@
 //! The protocol between driver and engine: inputs and requests.
 
 use crate::{
-    Block, ByLevel, ByteCount, Level, Observation, Pid, Placement, Relocation, Sample, Share,
-    Spread, Tier, VirtRange,
+    Block, ByLevel, ByteCount, Level, Observation, Pid, Relocation, Sample, Share, Spread, Tier,
+    TierBytes, VirtRange,
 };
 
 /// An input to the engine.
@@ -122,7 +122,7 @@ impl Direction {
     }
 
     /// Bytes of a block that are still on the side that it should have left.
-    pub fn left(self, placement: &Placement) -> ByteCount {
+    pub fn left(self, placement: &TierBytes) -> ByteCount {
         match self {
             Self::Promotion => placement.slow,
             Self::Demotion => placement.fast,

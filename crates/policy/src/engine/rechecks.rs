@@ -76,13 +76,13 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{Placement, VirtRange};
+    use crate::{TierBytes, VirtRange};
 
-    const IN_FAST: Placement = Placement {
+    const IN_FAST: TierBytes = TierBytes {
         fast: ByteCount(BLOCK_SIZE),
         slow: ByteCount(0),
     };
-    const IN_SLOW: Placement = Placement {
+    const IN_SLOW: TierBytes = TierBytes {
         fast: ByteCount(0),
         slow: ByteCount(BLOCK_SIZE),
     };
@@ -134,7 +134,7 @@ mod tests {
     #[test]
     fn only_another_tier_is_a_stray() {
         let mut rechecks = Rechecks::default();
-        let absent = Placement::default();
+        let absent = TierBytes::default();
         for (before, now) in [(IN_FAST, IN_FAST), (IN_SLOW, absent), (absent, IN_SLOW)] {
             rechecks.found(before.into(), now.into());
         }

@@ -9,8 +9,8 @@ use super::conformance::{EpochScript, HARDWARE, PID, Plain, Script, WORTH_MUCH, 
 use super::{BATCH_BLOCKS, ByHeat, Direction, Engine, Input, Misuse, NodeFacts, Request, Stage};
 use crate::damon::Prospect;
 use crate::{
-    BLOCK_SIZE, Block, ByLevel, ByteCount, GuestVirtAddr, LEVELS, Observation, Pid, Placement,
-    Sample, Spread, VirtRange,
+    BLOCK_SIZE, Block, ByLevel, ByteCount, GuestVirtAddr, LEVELS, Observation, Pid, Sample, Spread,
+    TierBytes, VirtRange,
 };
 
 const BASE: GuestVirtAddr = GuestVirtAddr(1 << 40);
@@ -272,7 +272,7 @@ fn misuse_is_named() {
     while !matches!(plain.engine.request(), Request::LookUp { .. }) {
         plain.answer(&script.epochs[0]);
     }
-    let full = Spread::from(Placement {
+    let full = Spread::from(TierBytes {
         fast: ByteCount(BLOCK_SIZE),
         slow: ByteCount(1),
     });

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::chance::Chance;
 use crate::engine::Strategy;
-use crate::{MIB, Pid, Placement, RankedRange, ResidencyMap, Room, rank};
+use crate::{MIB, Pid, RankedRange, ResidencyMap, Room, TierBytes, rank};
 
 const PID: Pid = Pid(1);
 
@@ -42,7 +42,7 @@ fn planned(ones: &[u32], in_fast: &[bool], free_blocks: u64, hot_ones: u32) -> P
     let ranking: Vec<RankedRange> = rank([(PID, histories.ranges())]);
     let mut residency = ResidencyMap::default();
     for (block, &fast) in in_fast.iter().enumerate() {
-        let mut placement = Placement::default();
+        let mut placement = TierBytes::default();
         let tier = if fast {
             &mut placement.fast
         } else {
@@ -67,7 +67,7 @@ fn planned(ones: &[u32], in_fast: &[bool], free_blocks: u64, hot_ones: u32) -> P
                 batch: ByteCount(1 << 40),
             },
             fill: crate::FillThreshold(0.0),
-            budget: Budget::NONE,
+            budget: MoveBudget::NONE,
             balloon_waits: false,
             epoch: 1,
             epoch_ms: 500,
@@ -97,13 +97,13 @@ fn the_working_set_is_what_is_hot_wherever_it_lies() {
         );
     }
     let mut residency = ResidencyMap::default();
-    let fast = Placement {
+    let fast = TierBytes {
         fast: ByteCount(BLOCK_SIZE),
-        ..Placement::default()
+        ..TierBytes::default()
     };
-    let slow = Placement {
+    let slow = TierBytes {
         slow: ByteCount(BLOCK_SIZE / 2),
-        ..Placement::default()
+        ..TierBytes::default()
     };
     residency.set(PID, Block(0), fast);
     residency.set(PID, Block(1), slow);

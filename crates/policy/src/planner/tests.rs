@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::{ClassifiedRange, Placement, VirtRange, rank};
+use crate::{ClassifiedRange, TierBytes, VirtRange, rank};
 
 const FILL: FillThreshold = FillThreshold(15.0);
 
@@ -35,7 +35,7 @@ impl Machine {
         for &(pid, (len, fast, count)) in ranges {
             for b in at..at + len {
                 let in_fast = b < at + fast;
-                let placement = Placement {
+                let placement = TierBytes {
                     fast: blocks(u64::from(in_fast)),
                     slow: blocks(u64::from(!in_fast)),
                 };
@@ -68,7 +68,7 @@ impl Machine {
             planned: &[],
             room: self.room,
             fill: FILL,
-            budget: Budget::NONE,
+            budget: MoveBudget::NONE,
             balloon_waits: false,
             epoch: 0,
             epoch_ms: 500,
@@ -86,7 +86,7 @@ impl Machine {
             self.residency.set(
                 r.pid,
                 r.block,
-                Placement {
+                TierBytes {
                     fast: ByteCount(p.fast.0 - r.bytes.0),
                     slow,
                 },
@@ -99,7 +99,7 @@ impl Machine {
             self.residency.set(
                 r.pid,
                 r.block,
-                Placement {
+                TierBytes {
                     fast,
                     slow: ByteCount(p.slow.0 - r.bytes.0),
                 },

@@ -7,8 +7,8 @@ use super::{EpochEnd, Rule, plan};
 use crate::chance::Chance;
 use crate::engine::{Direction, Gain};
 use crate::{
-    BLOCK_SIZE, Block, Budget, ByLevel, ByteCount, FillThreshold, Heat, Level, Pid, Placement,
-    ResidencyMap, Room, Situation, VirtRange,
+    BLOCK_SIZE, Block, ByLevel, ByteCount, FillThreshold, Heat, Level, MoveBudget, Pid,
+    ResidencyMap, Room, Situation, TierBytes, VirtRange,
 };
 
 pub(super) const PID: Pid = Pid(1);
@@ -99,7 +99,7 @@ pub(super) fn run(
     let block = |b: usize| Block(BASE + b as u64);
     let place = |fast: bool| {
         let bytes = |there: bool| ByteCount(if there { BLOCK_SIZE } else { 0 });
-        Placement {
+        TierBytes {
             fast: bytes(fast),
             slow: bytes(!fast),
         }
@@ -162,7 +162,7 @@ pub(super) fn run(
             planned: &[],
             room,
             fill: FillThreshold(0.0),
-            budget: Budget::NONE,
+            budget: MoveBudget::NONE,
             balloon_waits: false,
             epoch,
             epoch_ms: (EPOCH_S * 1e3) as u64,

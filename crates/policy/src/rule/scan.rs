@@ -60,7 +60,7 @@ impl Part<'_> {
     /// Events a second and resident byte.
     pub(super) fn mean_density(&self, window: usize) -> f64 {
         let rate = self.heat.mean_of_chunk(window, self.chunk.first) * CHUNK_BLOCKS as f64;
-        rate / self.chunk.sum.resident().0.max(1) as f64
+        rate / self.chunk.sum.total().0.max(1) as f64
     }
 }
 
@@ -142,7 +142,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::{BLOCK_SIZE, Block, ByteCount, Level, Placement, ResidencyMap, VirtRange};
+    use crate::{BLOCK_SIZE, Block, ByteCount, Level, ResidencyMap, TierBytes, VirtRange};
 
     const CHUNKS: u64 = 1000;
 
@@ -151,7 +151,7 @@ mod tests {
         let mut residency = ResidencyMap::default();
         for chunk in 0..CHUNKS {
             let bytes = |there: bool| ByteCount(if there { BLOCK_SIZE } else { 0 });
-            let place = Placement {
+            let place = TierBytes {
                 fast: bytes(chunk < CHUNKS / 4),
                 slow: bytes(chunk >= CHUNKS / 4),
             };

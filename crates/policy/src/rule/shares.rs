@@ -66,7 +66,7 @@ impl Parts {
                     in_fast += placement.fast.0;
                     if is_used(heat, *estimate) {
                         *held += placement.fast.0;
-                        *wants += placement.resident().0;
+                        *wants += placement.total().0;
                     }
                 }
             }

@@ -9,8 +9,8 @@ use super::*;
 use crate::chance::Chance;
 use crate::engine::conformance::HARDWARE;
 use crate::{
-    Block, Budget, FillThreshold, Heat, Pid, Placement, Plan, ResidencyMap, Room, Share, Situation,
-    VirtRange,
+    Block, FillThreshold, Heat, MoveBudget, Pid, Plan, ResidencyMap, Room, Share, Situation,
+    TierBytes, VirtRange,
 };
 
 const FIRST: u64 = 1 << 20;
@@ -31,8 +31,8 @@ struct World {
     epoch: u32,
 }
 
-fn place(in_fast: bool) -> Placement {
-    Placement {
+fn place(in_fast: bool) -> TierBytes {
+    TierBytes {
         fast: blocks(u64::from(in_fast)),
         slow: blocks(u64::from(!in_fast)),
     }
@@ -105,7 +105,7 @@ impl World {
             planned: &[],
             room: self.room,
             fill: FillThreshold(0.0),
-            budget: Budget::NONE,
+            budget: MoveBudget::NONE,
             balloon_waits: false,
             epoch: self.epoch,
             epoch_ms: 500,

@@ -62,13 +62,13 @@ impl Bar {
 }
 
 /// Position of amounts in a picture.
-struct Place {
+struct BarArea {
     left: f64,
     right: f64,
     axis: Axis,
 }
 
-impl Place {
+impl BarArea {
     fn x(&self, amount: f64) -> f64 {
         self.left + (self.right - self.left) * self.axis.share(amount)
     }
@@ -84,7 +84,7 @@ impl Bars {
             bar.length().max(drawable(high))
         });
         let longest = ends.fold(drawable(self.reference.unwrap_or(0.0)), f64::max);
-        let place = Place {
+        let place = BarArea {
             left: 12.0 + chars.unwrap_or(0) as f64 * CHAR_WIDTH,
             // Space for the text behind the longest bar.
             right: width - END_CHARS * CHAR_WIDTH,
@@ -148,7 +148,7 @@ impl Cluster {
 }
 
 impl Bar {
-    fn draw(&self, svg: &mut Svg, place: &Place, row_top: f64, row_height: f64) {
+    fn draw(&self, svg: &mut Svg, place: &BarArea, row_top: f64, row_height: f64) {
         let height = (row_height * BAR_SHARE).round();
         let top = row_top + (row_height - height) / 2.0;
         let middle = top + height / 2.0;

@@ -158,15 +158,15 @@ impl Part {
         refuse_if(hot_mib >= size_mib, || {
             format!("hot_mib = {hot_mib}: must be below size_mib = {size_mib}")
         })?;
-        let is_sweep = self.pattern == Pattern::Sweep;
+        let is_in_order = self.pattern == Pattern::Sweep;
         let has_hot_keys = hot_mib > 0 || self.hot_weight > 0.0 || self.moves_s.is_some();
-        refuse_if(is_sweep && has_hot_keys, || {
+        refuse_if(is_in_order && has_hot_keys, || {
             "pattern = \"sweep\": has no hot set; put it into a part of its own".into()
         })?;
         refuse_if(has_hot_keys && hot_mib == 0, || {
             "hot_mib = 0: hot_weight and moves_s need a hot set".into()
         })?;
-        self.check_growth(has_hot_keys || is_sweep)?;
+        self.check_growth(has_hot_keys || is_in_order)?;
         match self.moves_s {
             Some(moves_s) => at_least_one("moves_s", moves_s),
             None => Ok(()),

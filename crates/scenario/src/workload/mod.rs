@@ -1,10 +1,10 @@
 //! The workload. Each kind has a module with its parameters, defaults and checks.
 
 mod app;
-mod course;
 mod gups;
 mod memlat;
 mod mix;
+mod mix_accesses;
 mod program;
 mod several;
 mod silo;
@@ -16,10 +16,10 @@ mod zipf;
 use serde::{Deserialize, Serialize};
 
 pub use app::App;
-pub use course::{Course, Stretch};
 pub use gups::{Gups, Phase};
 pub use memlat::Memlat;
 pub use mix::{Mix, Part, Pattern};
+pub use mix_accesses::{MixAccesses, MixPart};
 pub use program::{Cgroup, Figure, Number, Program, Programs, Ready};
 pub use several::Several;
 pub use silo::{Silo, SiloMix};

@@ -24,7 +24,7 @@ fn scenario(sim: &str) -> Scenario {
 
 fn result_of(scenario: &Scenario, repeats: u32, workers: usize) -> RunResult {
     let stop = AtomicBool::new(false);
-    let limits = Limits {
+    let limits = RunLimits {
         workers: NonZeroUsize::new(workers).unwrap(),
         hours_max: 1.0,
         stop: &stop,

@@ -21,7 +21,7 @@ use demeter_scenario::rng::Rng;
 use crate::machine::radix::Address;
 
 /// Divisor of the highest access count: the largest difference between regions that merge.
-const ALIKE_PARTS: u32 = 10;
+const ALIKE_DIVISOR: u32 = 10;
 
 /// A range of addresses with its access count.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -110,7 +110,7 @@ pub(super) fn merge<A: Address>(regions: &mut Vec<Region<A>>, looks: u32, bounds
     let bytes: u64 = regions.iter().map(Region::bytes).sum();
     let size_max = (bytes / bounds.least.max(1)).max(bounds.page_bytes);
     let most_found = regions.iter().map(|r| r.accesses).max().unwrap_or(0);
-    let mut alike = most_found / ALIKE_PARTS;
+    let mut alike = most_found / ALIKE_DIVISOR;
     loop {
         merge_once(regions, alike, size_max);
         let next = (alike * 2).max(1);

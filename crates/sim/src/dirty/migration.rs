@@ -9,7 +9,7 @@ use super::memory::PAGES_A_BLOCK;
 use super::throughput::Throughput;
 use super::vm::Vm;
 use crate::error::SimError;
-use crate::run::{PS_PER_S, Watch};
+use crate::run::{OnProgress, PS_PER_S};
 
 /// Bytes of a page.
 const PAGE_BYTES: u64 = 4096;
@@ -63,7 +63,7 @@ pub(super) fn migrate(
     vm: &mut Vm,
     vcpus: usize,
     until_ps: u64,
-    watch: &Watch<'_>,
+    watch: &OnProgress<'_>,
 ) -> Result<Migrated, SimError> {
     let from_ps = vm.logging.from_s * PS_PER_S;
     let mut migration = Migration {

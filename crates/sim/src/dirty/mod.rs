@@ -43,7 +43,7 @@ use self::throughput::Throughput;
 use self::vm::{Counts, Vm};
 use crate::error::SimError;
 use crate::machine::cost::PS_PER_NS;
-use crate::run::{Digest, PS_PER_S, Watch};
+use crate::run::{Digest, OnProgress, PS_PER_S};
 
 /// Maximum pages per invalidation with FEAT_TLBIRANGE: the kernel's limit, 8 GiB.
 const RANGE_PAGES: u64 = 32 << 16;
@@ -58,7 +58,7 @@ pub(crate) fn run(
     scenario: &Scenario,
     logging: &DirtyLogging,
     system: System,
-    watch: &Watch<'_>,
+    watch: &OnProgress<'_>,
 ) -> Result<SystemResult, SimError> {
     let mut vm = vm(scenario, logging);
     let vcpus = scenario.machine.vcpus as usize;
@@ -112,7 +112,12 @@ fn unmap(vm: &mut Vm) -> Migrated {
 }
 
 /// Enables logging, and lets each virtual CPU sweep its slice once.
-fn pass(vm: &mut Vm, vcpus: usize, until_ps: u64, watch: &Watch<'_>) -> Result<Migrated, SimError> {
+fn pass(
+    vm: &mut Vm,
+    vcpus: usize,
+    until_ps: u64,
+    watch: &OnProgress<'_>,
+) -> Result<Migrated, SimError> {
     let mut begin_ps = protect_all(vm, 0);
     for block in 0..vm.memory.blocks() {
         begin_ps = vm.split(block, begin_ps);

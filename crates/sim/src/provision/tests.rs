@@ -46,7 +46,7 @@ fn scenario(policy: &str, thp: &str) -> Scenario {
 
 /// Runs a scenario with one variant; `see` gets the world and its provisioner every second.
 fn each_second(scenario: &Scenario, mut see: impl FnMut(u64, &mut World<Workload>, &Provisioner)) {
-    let setup = Setup::new(scenario).unwrap();
+    let setup = WorldSetup::new(scenario).unwrap();
     let vms = scenario.vms();
     let program =
         |(_, own): &(String, Scenario)| Workload::new(&own.workload, own.seed, setup.k).unwrap();
@@ -124,7 +124,7 @@ fn the_same_run_gives_the_same_result() {
 fn what_has_no_model_is_refused() {
     let mut other = scenario("static", "always");
     other.systems = vec![System::Linux];
-    let said = Setup::new(&other).unwrap_err().to_string();
+    let said = WorldSetup::new(&other).unwrap_err().to_string();
     assert!(said.contains("Demeter's agent"), "{said}");
 }
 

@@ -103,7 +103,7 @@ const GROWS: &str = "kind = \"mix\"\nthreads = 2\nparts = [{ size_mib = 150, sha
 #[test]
 fn memory_grows_while_the_program_runs_whoever_manages_it() {
     let scenario = scenario(GROWS, "");
-    let setup = Setup::new(&scenario).unwrap();
+    let setup = WorldSetup::new(&scenario).unwrap();
     for system in [
         System::None,
         System::Linux,

@@ -105,8 +105,8 @@ fn scenario(duration_s: u64, sim: &str) -> Scenario {
 }
 
 /// The scenario's machine, with a cache much smaller than the hot set.
-fn setup(scenario: &Scenario) -> Setup {
-    let mut setup = Setup::new(scenario).unwrap();
+fn setup(scenario: &Scenario) -> WorldSetup {
+    let mut setup = WorldSetup::new(scenario).unwrap();
     setup.cpu.caches[2].geometry.sets = 1024;
     setup
 }
@@ -120,7 +120,7 @@ fn simulated(scenario: &Scenario, system: System) -> SystemResult {
 /// Runs a scenario without observers.
 fn unseen<P: Program>(
     scenario: &Scenario,
-    setup: &Setup,
+    setup: &WorldSetup,
     system: System,
     programs: Vec<P>,
 ) -> Result<SystemResult, SimError> {
@@ -366,7 +366,7 @@ fn machines_that_are_too_large_are_refused() {
     large.machine.slow.usable_mib = 1 << 24;
     large.sim.scale_bits = Some(0);
     assert!(
-        Setup::new(&large)
+        WorldSetup::new(&large)
             .unwrap_err()
             .to_string()
             .contains("sim.scale_bits")
@@ -376,7 +376,7 @@ fn machines_that_are_too_large_are_refused() {
 #[test]
 fn a_program_that_does_not_fit_is_told_of() {
     let scenario = scenario(1, "scale_bits = 4");
-    let setup = Setup::new(&scenario).unwrap();
+    let setup = WorldSetup::new(&scenario).unwrap();
     let too_much = Updates::new(256 + 64 + 2 * BLOCK_SIZE / MIB, 1);
     let refused = unseen(&scenario, &setup, System::None, vec![too_much]);
     assert!(refused.unwrap_err().to_string().contains("memory is full"));

@@ -14,8 +14,8 @@ use demeter_policy::engine::{
     Config, Direction, Engine, Gain, Input, Misuse, NodeFacts, Request, Stage, Strategy,
 };
 use demeter_policy::{
-    Block, ByteCount, GuestVirtAddr, Level, PAGE_SIZE, PerTier, Placement, RankedRange, Relocation,
-    Sample, Spread, Tier, VirtRange,
+    Block, ByteCount, GuestVirtAddr, Level, PAGE_SIZE, PerTier, RankedRange, Relocation, Sample,
+    Spread, Tier, TierBytes, VirtRange,
 };
 
 use self::damon_tracker::DamonTracker;
@@ -343,7 +343,7 @@ fn place(block: Block, guest: &mut Guest) -> Spread {
     let range = VirtRange::new(block.start(), Block(block.0 + 1).start());
     range.map_or_else(Spread::default, |range| {
         let [fast, slow] = guest.placement(&range);
-        Placement { fast, slow }.into()
+        TierBytes { fast, slow }.into()
     })
 }
 
@@ -405,7 +405,7 @@ impl<S: Strategy> Manager for SimulatedAgent<S> {
     fn working_set(&self) -> Option<ByteCount> {
         let set = self.engine.as_ref()?.working_set();
         // Without samples the working set is unknown, not empty.
-        set.fast_hit_permille.map(|_| set.placement.resident())
+        set.fast_hit_permille.map(|_| set.placement.total())
     }
 
     /// An in-kernel agent reads placement from page tables, so that memory is not counted.

@@ -6,7 +6,7 @@ use demeter_scenario::{Place, Scenario, System};
 use super::build;
 use crate::machine::ledger::Cause;
 use crate::run::{PS_PER_S, run};
-use crate::setup::Setup;
+use crate::setup::WorldSetup;
 use crate::workload::Workload;
 use crate::world::World;
 
@@ -89,7 +89,7 @@ fn world(system: System, size_mib: u64) -> World<Workload> {
 fn world_at(system: System, size_mib: u64, scale_bits: u32) -> World<Workload> {
     let mut scenario = scenario(size_mib, "");
     scenario.sim.scale_bits = Some(scale_bits);
-    let setup = Setup::new(&scenario).unwrap();
+    let setup = WorldSetup::new(&scenario).unwrap();
     let program = Workload::new(&scenario.workload, 1, setup.k).unwrap();
     let mut world = setup.world(build(system), vec![program]);
     setup.pair(&mut world).unwrap();

@@ -160,13 +160,13 @@ static HUGE: Kind = Kind {
 
 /// Monitor of the share of fast loads, while sampling is off.
 #[derive(Debug)]
-struct Watch {
+struct FastShareMonitor {
     due_ps: u64,
     lines_before: [u64; 2],
     shares: VecDeque<f64>,
 }
 
-impl Watch {
+impl FastShareMonitor {
     /// Starts to monitor.
     fn since(now_ps: u64, lines: [u64; 2]) -> Self {
         Self {
@@ -229,7 +229,7 @@ pub(crate) struct HybridTier {
     batches: u64,
     promoted_bytes: u64,
     /// Set while sampling is off.
-    watch: Option<Watch>,
+    watch: Option<FastShareMonitor>,
 }
 
 impl HybridTier {
@@ -503,7 +503,7 @@ impl HybridTier {
 
     /// Stops sampling, and starts to monitor.
     fn give_up(&mut self, actor: &Actor<'_>) {
-        self.watch = Some(Watch::since(actor.now_ps(), lines(actor)));
+        self.watch = Some(FastShareMonitor::since(actor.now_ps(), lines(actor)));
         self.waiting.clear();
     }
 
@@ -628,7 +628,7 @@ mod tests {
         fn sampling_goes_on_only_where_the_share_of_fast_loads_falls(
             start in 0.3f64..0.7, change in -0.05f64..0.05,
         ) {
-            let mut watch = Watch::since(0, [0; 2]);
+            let mut watch = FastShareMonitor::since(0, [0; 2]);
             let (mut lines, mut rise) = ([0u64; 2], None);
             for i in 0..=LOOKS {
                 prop_assert_eq!(rise, None);

@@ -230,7 +230,7 @@ mod tests {
     use demeter_scenario::{Scenario, System};
 
     use crate::run::PS_PER_S;
-    use crate::setup::Setup;
+    use crate::setup::WorldSetup;
     use crate::system::build;
     use crate::workload::Workload;
     use demeter_policy::Tier;
@@ -257,7 +257,7 @@ mod tests {
             scale_bits = 8
         "#;
         let mut scenario: Scenario = toml::from_str(text).unwrap();
-        let setup = Setup::new(&scenario).unwrap();
+        let setup = WorldSetup::new(&scenario).unwrap();
         let local = Workload::new(&scenario.workload, 1, setup.k).unwrap();
         if let demeter_scenario::Workload::Gups(gups) = &mut scenario.workload {
             gups.hot_weight = 0.064;

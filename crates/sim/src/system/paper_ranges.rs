@@ -25,8 +25,8 @@ use std::collections::BTreeMap;
 
 use demeter_policy::engine::{Classify, LookUps, Strategy};
 use demeter_policy::{
-    ByteCount, ClassifiedRange, GuestVirtAddr, MIB, Pid, Placement, Plan, RankedRange, Relocation,
-    ResidencyMap, Situation, Tuning, VirtRange,
+    ByteCount, ClassifiedRange, GuestVirtAddr, MIB, Pid, Plan, RankedRange, Relocation,
+    ResidencyMap, Situation, TierBytes, Tuning, VirtRange,
 };
 
 /// End of the scanned address space: 64 TiB.
@@ -218,13 +218,13 @@ fn exchange(
 ) -> Plan {
     let mut left = capacity.0;
     let belongs = |range: &&RankedRange| {
-        let resident = residency.placement(range.pid, &range.range).resident().0;
+        let resident = residency.placement(range.pid, &range.range).total().0;
         let fits = range.range.len() <= capacity && resident <= left && range.count > 0.0;
         left = left.saturating_sub(resident);
         fits
     };
     let (hot, cold) = ranking.split_at(ranking.iter().take_while(belongs).count());
-    let leaving = |range: &RankedRange, bytes_of: fn(Placement) -> ByteCount| -> Vec<Relocation> {
+    let leaving = |range: &RankedRange, bytes_of: fn(TierBytes) -> ByteCount| -> Vec<Relocation> {
         let movable = residency.movable(range.pid, &range.range, epoch);
         let relocations = movable.map(|(block, placement)| Relocation {
             pid: range.pid,
@@ -323,7 +323,7 @@ mod tests {
             for (block, &(fast, pages)) in (0..).zip(&places) {
                 let fast = ByteCount(fast.min(pages) * 4096);
                 let slow = ByteCount(pages * 4096 - fast.0);
-                residency.set(PID, Block(block), Placement { fast, slow });
+                residency.set(PID, Block(block), TierBytes { fast, slow });
             }
             let mut edges: Vec<u64> = cuts.into_iter().filter(|&c| c < blocks).collect();
             edges.extend([0, blocks]);

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use demeter_policy::GuestVirtAddr;
 
-use super::{Error, Event, Fault};
+use super::{Error, Fault, TraceEvent};
 use crate::Access;
 
 const RECORD_BYTES: usize = 64;
@@ -24,7 +24,7 @@ const RECORDS_AT_ONCE: usize = 1024;
 pub fn champsim(
     mut source: impl Read,
     path: &Path,
-    mut found: impl FnMut(&[Event]) -> Result<(), Error>,
+    mut found: impl FnMut(&[TraceEvent]) -> Result<(), Error>,
 ) -> Result<(), Error> {
     let mut bytes = [0; RECORD_BYTES * RECORDS_AT_ONCE];
     let mut events = Vec::new();
@@ -45,11 +45,12 @@ pub fn champsim(
         let whole = held / RECORD_BYTES * RECORD_BYTES;
         events.clear();
         for record in bytes[..whole].chunks_exact(RECORD_BYTES) {
-            events.push(Event::Instructions(1));
-            events
-                .extend(addresses(&record[LOADS_AT..]).map(|gva| Event::Access(Access::load(gva))));
+            events.push(TraceEvent::Instructions(1));
+            events.extend(
+                addresses(&record[LOADS_AT..]).map(|gva| TraceEvent::Access(Access::load(gva))),
+            );
             let stores = addresses(&record[STORES_AT..LOADS_AT]);
-            events.extend(stores.map(|gva| Event::Access(Access::store(gva))));
+            events.extend(stores.map(|gva| TraceEvent::Access(Access::store(gva))));
         }
         found(&events)?;
         bytes.copy_within(whole..held, 0);

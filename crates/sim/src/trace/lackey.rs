@@ -9,7 +9,7 @@ use std::path::Path;
 
 use demeter_policy::GuestVirtAddr;
 
-use super::{Error, Event, Fault};
+use super::{Error, Fault, TraceEvent};
 use crate::Access;
 
 /// Maximum length of a lackey line, bytes.
@@ -22,7 +22,7 @@ const LINE_MAX: u64 = 4096;
 pub fn lackey(
     mut source: impl BufRead,
     path: &Path,
-    mut found: impl FnMut(&[Event]) -> Result<(), Error>,
+    mut found: impl FnMut(&[TraceEvent]) -> Result<(), Error>,
 ) -> Result<(), Error> {
     let mut line = Vec::new();
     let mut offset = 0;
@@ -53,11 +53,11 @@ fn parse(line: &[u8]) -> Option<Events> {
     let gva = GuestVirtAddr(u64::from_str_radix(address, 16).ok()?);
     let (load, store) = (Access::load(gva), Access::store(gva));
     Some(match kind {
-        b'I' => Events::one(Event::Instructions(1)),
-        b'L' => Events::one(Event::Access(load)),
-        b'S' => Events::one(Event::Access(store)),
+        b'I' => Events::one(TraceEvent::Instructions(1)),
+        b'L' => Events::one(TraceEvent::Access(load)),
+        b'S' => Events::one(TraceEvent::Access(store)),
         b'M' => Events {
-            events: [Event::Access(load), Event::Access(store)],
+            events: [TraceEvent::Access(load), TraceEvent::Access(store)],
             count: 2,
         },
         _ => return None,
@@ -65,12 +65,12 @@ fn parse(line: &[u8]) -> Option<Events> {
 }
 
 struct Events {
-    events: [Event; 2],
+    events: [TraceEvent; 2],
     count: usize,
 }
 
 impl Events {
-    fn one(event: Event) -> Self {
+    fn one(event: TraceEvent) -> Self {
         Self {
             events: [event; 2],
             count: 1,
@@ -79,9 +79,9 @@ impl Events {
 }
 
 impl std::ops::Deref for Events {
-    type Target = [Event];
+    type Target = [TraceEvent];
 
-    fn deref(&self) -> &[Event] {
+    fn deref(&self) -> &[TraceEvent] {
         &self.events[..self.count]
     }
 }

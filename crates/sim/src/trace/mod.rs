@@ -58,7 +58,7 @@ pub use writer::{Writer, Written};
 
 /// An event of a recorded thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Event {
+pub enum TraceEvent {
     /// A number of instructions.
     Instructions(u64),
     /// A memory access.

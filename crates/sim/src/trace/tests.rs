@@ -33,7 +33,7 @@ fn accesses() -> impl Strategy<Value = Vec<(u32, Access)>> {
 fn write(path: &Path, accesses: &[(u32, Access)]) -> Written {
     let mut writer = Writer::create(path).unwrap();
     for (thread, access) in accesses {
-        let events = [Event::Instructions(1), Event::Access(*access)];
+        let events = [TraceEvent::Instructions(1), TraceEvent::Access(*access)];
         writer.push(*thread, events).unwrap();
     }
     writer.finish().unwrap()
@@ -186,7 +186,7 @@ fn a_trace_without_access_is_no_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("t");
     let mut writer = Writer::create(&path).unwrap();
-    writer.push(0, [Event::Instructions(1)]).unwrap();
+    writer.push(0, [TraceEvent::Instructions(1)]).unwrap();
     assert!(matches!(writer.finish(), Err(Error::Empty { .. })));
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }
@@ -211,8 +211,8 @@ fn a_trace_that_changes_under_the_replay_is_told_at_the_end() {
 }
 
 fn gather(
-    read: impl FnOnce(&mut dyn FnMut(&[Event]) -> Result<(), Error>) -> Result<(), Error>,
-) -> Result<Vec<Event>, Error> {
+    read: impl FnOnce(&mut dyn FnMut(&[TraceEvent]) -> Result<(), Error>) -> Result<(), Error>,
+) -> Result<Vec<TraceEvent>, Error> {
     let mut all = Vec::new();
     read(&mut |events| {
         all.extend_from_slice(events);
@@ -229,13 +229,13 @@ fn lackeys_lines() {
         gather(|found| lackey(source, Path::new("l"), found))
     };
     let (load, store) = (
-        |gva| Event::Access(Access::load(GuestVirtAddr(gva))),
-        |gva| Event::Access(Access::store(GuestVirtAddr(gva))),
+        |gva| TraceEvent::Access(Access::load(GuestVirtAddr(gva))),
+        |gva| TraceEvent::Access(Access::store(GuestVirtAddr(gva))),
     );
     assert_eq!(
         read(text).unwrap(),
         [
-            Event::Instructions(1),
+            TraceEvent::Instructions(1),
             load(0x1f_feff_e7e8),
             store(0x0422_2cac),
             load(0x0421_c7cc),
@@ -268,11 +268,11 @@ fn champsims_records() {
     assert_eq!(
         read(&bytes).unwrap(),
         [
-            Event::Instructions(1),
-            Event::Access(Access::load(GuestVirtAddr(0x2000))),
-            Event::Access(Access::load(GuestVirtAddr(0x3000))),
-            Event::Access(Access::store(GuestVirtAddr(0x1000))),
-            Event::Instructions(1),
+            TraceEvent::Instructions(1),
+            TraceEvent::Access(Access::load(GuestVirtAddr(0x2000))),
+            TraceEvent::Access(Access::load(GuestVirtAddr(0x3000))),
+            TraceEvent::Access(Access::store(GuestVirtAddr(0x1000))),
+            TraceEvent::Instructions(1),
         ]
     );
     let error = read(&bytes[..100]).unwrap_err().to_string();
@@ -291,7 +291,7 @@ proptest! {
         };
         let lines: String = accesses.iter().map(line).collect();
         let read = |bytes: &[u8]| gather(|found| lackey(bytes, Path::new("l"), found));
-        let found: Vec<Event> = accesses.iter().map(|(_, access)| Event::Access(*access)).collect();
+        let found: Vec<TraceEvent> = accesses.iter().map(|(_, access)| TraceEvent::Access(*access)).collect();
         prop_assert_eq!(&read(lines.as_bytes()).unwrap(), &found);
         match read(&[lines.as_bytes(), &bytes].concat()) {
             Ok(more) => prop_assert!(more.starts_with(&found)),

@@ -6,7 +6,7 @@ use std::io::{self, BufWriter, Seek, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use super::Event;
+use super::TraceEvent;
 use super::codec::Encoder;
 use super::error::{Error, Fault};
 use super::footprint::{BLOCKS_MAX, Footprint};
@@ -79,7 +79,7 @@ impl Writer {
     pub fn push(
         &mut self,
         thread: u32,
-        events: impl IntoIterator<Item = Event>,
+        events: impl IntoIterator<Item = TraceEvent>,
     ) -> Result<(), Error> {
         if self.threads.len() >= usize::from(THREADS_MAX) && !self.threads.contains_key(&thread) {
             let fault = Fault::Bounds("the number of threads");
@@ -88,10 +88,10 @@ impl Writer {
         let thread = self.threads.entry(thread).or_default();
         for event in events {
             match event {
-                Event::Instructions(count) => {
+                TraceEvent::Instructions(count) => {
                     thread.instructions = thread.instructions.saturating_add(count);
                 }
-                Event::Access(access) => {
+                TraceEvent::Access(access) => {
                     if !self.footprint.add(access.gva()) {
                         return Err(Error::TooWide { blocks: BLOCKS_MAX });
                     }

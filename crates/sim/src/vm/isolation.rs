@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use crate::machine::sampler::{Record, Sampling};
 use crate::program::{Access, Batch, Program, Region};
-use crate::setup::Setup;
+use crate::setup::WorldSetup;
 use crate::system::{Manager, build};
 
 /// Memory of each program. All programs use equal addresses.
@@ -96,7 +96,7 @@ impl Manager for Listener {
     }
 }
 
-fn setup(vms: u64, cores: u32) -> Setup {
+fn setup(vms: u64, cores: u32) -> WorldSetup {
     let text = format!(
         r#"
         name = "isolation"
@@ -118,7 +118,7 @@ fn setup(vms: u64, cores: u32) -> Setup {
         "#
     );
     let scenario: Scenario = toml::from_str(&text).unwrap();
-    Setup::new(&scenario).unwrap()
+    WorldSetup::new(&scenario).unwrap()
 }
 
 proptest! {

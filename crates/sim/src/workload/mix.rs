@@ -1,12 +1,12 @@
 //! mix: parts of memory with different access patterns, at once or in turn.
 
 use demeter_policy::ByteCount;
-use demeter_scenario::{self as scenario, Course, Stretch};
+use demeter_scenario::{self as scenario, MixAccesses, MixPart};
 
+use super::cyclic_walk::CyclicWalk;
 use super::generator::Generator;
 use super::memory::{Extent, LINE, ProgramMemory, load, region, store};
 use super::rng::Rng;
-use super::sweep::Sweep;
 use crate::machine::cost::PS_PER_NS;
 use crate::{Batch, Region};
 
@@ -14,7 +14,7 @@ use crate::{Batch, Region};
 const ACCESS_PS: u64 = 2_000;
 
 pub(crate) struct Mix {
-    course: Course,
+    accesses: MixAccesses,
     compute_ps: u64,
     /// Its process, and the first of its parts among all regions.
     process: u32,
@@ -25,7 +25,7 @@ pub(crate) struct Mix {
 struct Thread {
     rng: Rng,
     /// For each swept part, the position in lines.
-    sweeps: Vec<Sweep>,
+    sweeps: Vec<CyclicWalk>,
 }
 
 impl Mix {
@@ -42,21 +42,21 @@ impl Mix {
         seed: u64,
         scale_bits: u32,
     ) -> Self {
-        let course = Course::new(mix);
+        let accesses = MixAccesses::new(mix);
         let threads = u64::from(mix.threads);
         let thread = |(n, rng)| {
             // Each thread sweeps its own piece.
-            let sweep = |part: &Stretch| {
+            let sweep = |part: &MixPart| {
                 let lines = part.bytes / LINE / threads;
-                Sweep::new(n * lines..(n + 1) * lines, LINE, scale_bits)
+                CyclicWalk::new(n * lines..(n + 1) * lines, LINE, scale_bits)
             };
-            let sweeps = course.parts.iter().map(sweep).collect();
+            let sweeps = accesses.parts.iter().map(sweep).collect();
             Thread { rng, sweeps }
         };
         let rngs = Rng::for_threads(seed, mix.threads);
         let threads = (0..).zip(rngs).map(thread).collect();
         Self {
-            course,
+            accesses,
             compute_ps: ACCESS_PS + mix.compute_ns * PS_PER_NS,
             process,
             first_region,
@@ -67,12 +67,12 @@ impl Mix {
 
 impl Generator for Mix {
     fn regions(&self) -> Vec<Region> {
-        let part = |(n, part): (usize, &Stretch)| Region {
+        let part = |(n, part): (usize, &MixPart)| Region {
             start: ByteCount(part.bytes_at(0)),
             process: self.process,
             ..region(&format!("part {n}"), part.bytes)
         };
-        self.course.parts.iter().enumerate().map(part).collect()
+        self.accesses.parts.iter().enumerate().map(part).collect()
     }
 
     fn threads(&self) -> u32 {
@@ -81,14 +81,14 @@ impl Generator for Mix {
 
     fn next(&mut self, memory: &ProgramMemory, thread: usize, now_ns: u64, out: &mut Batch) {
         let Thread { rng, sweeps } = &mut self.threads[thread];
-        let turn = self.course.turn(now_ns);
+        let turn = self.accesses.turn(now_ns);
         while out.room() > 0 {
-            let chosen = self.course.choose(turn, rng);
-            let part = &self.course.parts[chosen];
+            let chosen = self.accesses.choose(turn, rng);
+            let part = &self.accesses.parts[chosen];
             let base = memory.base(self.first_region + chosen);
             let hot_start = part.hot_start(now_ns);
-            for _ in 0..out.room().min(Course::RUN) {
-                let offset = if part.is_sweep {
+            for _ in 0..out.room().min(MixAccesses::RUN) {
+                let offset = if part.is_in_order {
                     let line = sweeps[chosen].item();
                     sweeps[chosen].advance();
                     line * LINE
@@ -103,12 +103,12 @@ impl Generator for Mix {
     }
 
     fn hot(&self, now_ns: u64) -> Vec<Extent> {
-        let hot = |(n, part): (usize, &Stretch)| Extent {
+        let hot = |(n, part): (usize, &MixPart)| Extent {
             region: self.first_region + n,
             offset: part.hot_start(now_ns),
             bytes: part.hot_bytes,
         };
-        let parts = self.course.parts.iter().enumerate();
+        let parts = self.accesses.parts.iter().enumerate();
         parts
             .filter(|(_, part)| part.hot_bytes > 0)
             .map(hot)

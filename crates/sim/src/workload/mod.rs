@@ -5,6 +5,7 @@
 
 mod bfs;
 mod btree;
+mod cyclic_walk;
 mod generator;
 mod gups;
 mod kronecker;
@@ -20,7 +21,6 @@ mod sequential;
 mod several;
 mod silo;
 mod stencil;
-mod sweep;
 #[cfg(test)]
 mod tests;
 mod tree;

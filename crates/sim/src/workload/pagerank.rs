@@ -7,10 +7,10 @@
 use demeter_policy::MIB;
 use demeter_scenario as scenario;
 
+use super::cyclic_walk::CyclicWalk;
 use super::generator::Generator;
 use super::kronecker::{Kronecker, fit};
 use super::memory::{Extent, ProgramMemory, load, region, store};
-use super::sweep::Sweep;
 use crate::{Batch, Region};
 
 const OFFSETS: usize = 0;
@@ -42,7 +42,7 @@ pub(crate) struct Pagerank {
 
 /// A thread's vertices.
 struct Thread {
-    vertices: Sweep,
+    vertices: CyclicWalk,
     /// Edges of the vertex that are left.
     list: std::ops::Range<u64>,
 }
@@ -56,7 +56,7 @@ impl Pagerank {
         let thread = |i| {
             let vertex = |i| graph.vertices() * i / threads;
             Thread {
-                vertices: Sweep::new(vertex(i)..vertex(i + 1), list_bytes, scale_bits),
+                vertices: CyclicWalk::new(vertex(i)..vertex(i + 1), list_bytes, scale_bits),
                 list: graph.list(vertex(i)),
             }
         };

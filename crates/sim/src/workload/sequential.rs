@@ -3,9 +3,9 @@
 use demeter_policy::MIB;
 use demeter_scenario as scenario;
 
+use super::cyclic_walk::CyclicWalk;
 use super::generator::Generator;
 use super::memory::{Extent, ProgramMemory, load, region};
-use super::sweep::Sweep;
 use crate::{Batch, Region};
 
 const WORD: u64 = 8;
@@ -17,7 +17,7 @@ const WORD_PS: u64 = 300;
 pub(crate) struct Sequential {
     bytes: u64,
     /// Word position in each thread's part.
-    parts: Vec<Sweep>,
+    parts: Vec<CyclicWalk>,
 }
 
 impl Sequential {
@@ -25,7 +25,7 @@ impl Sequential {
         let bytes = app.size_mib * MIB;
         let threads = u64::from(app.threads);
         let words = bytes / threads / WORD;
-        let part = |thread| Sweep::new(thread * words..(thread + 1) * words, WORD, scale_bits);
+        let part = |thread| CyclicWalk::new(thread * words..(thread + 1) * words, WORD, scale_bits);
         Self {
             bytes,
             parts: (0..threads).map(part).collect(),

@@ -7,9 +7,9 @@
 use demeter_policy::MIB;
 use demeter_scenario as scenario;
 
+use super::cyclic_walk::CyclicWalk;
 use super::generator::Generator;
 use super::memory::{Extent, LINE, ProgramMemory, load, region, store};
-use super::sweep::Sweep;
 use crate::{Batch, Region};
 
 const VECTORS: [usize; 2] = [0, 1];
@@ -33,7 +33,7 @@ pub(crate) struct Stencil {
 
 /// A thread's slab of cells.
 struct Thread {
-    cells: Sweep,
+    cells: CyclicWalk,
     round: usize,
 }
 
@@ -45,7 +45,7 @@ impl Stencil {
         let threads = u64::from(app.threads);
         let slab = |i| cells * i / threads..cells * (i + 1) / threads;
         let thread = |i| Thread {
-            cells: Sweep::new(slab(i), BLOCK_BYTES, scale_bits),
+            cells: CyclicWalk::new(slab(i), BLOCK_BYTES, scale_bits),
             round: 0,
         };
         Self {

@@ -19,11 +19,11 @@ pub(crate) const LOADS_MAX: usize = 34;
 pub(crate) struct Tree {
     keys: u64,
     /// Levels from the root down.
-    levels: Vec<Level>,
+    levels: Vec<TreeLevel>,
 }
 
 #[derive(Debug, Clone)]
-struct Level {
+struct TreeLevel {
     /// Byte offset of its first node in the tree.
     start: u64,
     /// Number of keys below one of its nodes.
@@ -36,7 +36,7 @@ impl Tree {
         let mut levels = Vec::new();
         let (mut start, mut keys_per_node) = (0, FANOUT);
         loop {
-            levels.push(Level {
+            levels.push(TreeLevel {
                 start,
                 keys_per_node,
             });

@@ -27,7 +27,7 @@ const MIB: f64 = (1u64 << 20) as f64;
 
 /// The place where a scenario runs.
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum Place {
+enum RunOn {
     /// In real VMs with emulated slow memory.
     Lab,
     /// On the simulator.
@@ -46,7 +46,7 @@ enum EmulatorKind {
     Exact,
 }
 
-impl Place {
+impl RunOn {
     /// Its name in result files.
     fn name(self) -> &'static str {
         match self {
@@ -81,7 +81,7 @@ pub struct Args {
     keep: Option<PathBuf>,
     /// Where to run it
     #[arg(long, value_enum, default_value = "lab")]
-    on: Place,
+    on: RunOn,
     /// Which emulator runs the lab's VMs
     #[arg(long, value_enum, default_value = "packaged")]
     emulator: EmulatorKind,
@@ -168,16 +168,16 @@ fn measure(args: &Args, scenario: &Scenario, stop: &AtomicBool) -> anyhow::Resul
             EmulatorKind::Exact => lab.exact(),
         }
     };
-    if args.emulator == EmulatorKind::Exact && !matches!(args.on, Place::Lab) {
+    if args.emulator == EmulatorKind::Exact && !matches!(args.on, RunOn::Lab) {
         bail!("--emulator is for the lab: nothing else is emulated");
     }
-    if args.at_once.get() > 1 && !matches!(args.on, Place::Lab) {
+    if args.at_once.get() > 1 && !matches!(args.on, RunOn::Lab) {
         bail!(
             "--at-once is for the lab: this machine is one, and runs of the simulator do not disturb each other"
         );
     }
     let run = match args.on {
-        Place::Lab => {
+        RunOn::Lab => {
             if scenario.provision.is_some() {
                 if args.repeat.get() > 1 {
                     bail!(
@@ -195,7 +195,7 @@ fn measure(args: &Args, scenario: &Scenario, stop: &AtomicBool) -> anyhow::Resul
             };
             demeter_lab::run(scenario, repetition, &lab()?, stop, &mut show)
         }
-        Place::Here => {
+        RunOn::Here => {
             if args.repeat.get() > 1 {
                 bail!(
                     "--repeat is for the lab and the simulator; run it several times with --seed"
@@ -203,11 +203,11 @@ fn measure(args: &Args, scenario: &Scenario, stop: &AtomicBool) -> anyhow::Resul
             }
             demeter_lab::run_here(scenario, &lab()?, stop, &mut show)
         }
-        Place::Sim => {
+        RunOn::Sim => {
             let mut scenario = scenario.clone();
             trace::stand_in(&mut scenario, stop)?;
             let (progress, limits) = (Progress::new(), args.work.limits(stop));
-            let show = |event: demeter_sim::Event<'_>| progress.show(event);
+            let show = |event: demeter_sim::RunProgress<'_>| progress.show(event);
             let result = demeter_sim::run_all(&scenario, args.repeat, limits, &show)?;
             return Ok((result, Ok(())));
         }
@@ -225,7 +225,7 @@ impl Args {
         if is_random && !self.scenarios.is_empty() {
             bail!("--random makes its own scenarios: leave out the path, or --random");
         }
-        if is_random && !matches!(self.on, Place::Sim) {
+        if is_random && !matches!(self.on, RunOn::Sim) {
             bail!("--random is for the simulator: add --on sim, or give the path of a scenario");
         }
         if self.keep.is_some() && !is_random {
@@ -243,9 +243,9 @@ impl Args {
             scenario.seed = self.seed.unwrap_or(scenario.seed);
         }
         scenario.duration_s = self.duration.unwrap_or(scenario.duration_s);
-        if self.systems.is_empty() || matches!(self.on, Place::Sim) {
+        if self.systems.is_empty() || matches!(self.on, RunOn::Sim) {
             let place = match self.on {
-                Place::Lab => scenario.machine.place.in_lab(),
+                RunOn::Lab => scenario.machine.place.in_lab(),
                 on => on.of_catalogue(),
             };
             for system in scenario.leave_out_what_cannot_run_on(place) {

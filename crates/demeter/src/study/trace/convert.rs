@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::ValueEnum;
-use demeter_sim::trace::{self, Event, Writer};
+use demeter_sim::trace::{self, TraceEvent, Writer};
 
 use super::source::Source;
 use crate::output;
@@ -34,7 +34,7 @@ pub fn convert(args: &Args) -> Result<()> {
     let mut source = Source::open(&args.input)?;
     let mut writer = Writer::create(&args.output)?;
     // Neither format distinguishes threads.
-    let found = |events: &[Event]| writer.push(0, events.iter().copied());
+    let found = |events: &[TraceEvent]| writer.push(0, events.iter().copied());
     match args.from {
         Format::Lackey => trace::lackey(source.reader(), &args.input, found)?,
         Format::Champsim => trace::champsim(source.reader(), &args.input, found)?,

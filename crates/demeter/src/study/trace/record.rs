@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use anyhow::{Context, Result};
 use demeter_lab::{Recorder, Recording, RecordingEnd};
 use demeter_sim::Access;
-use demeter_sim::trace::{Event, Writer, Written};
+use demeter_sim::trace::{TraceEvent, Writer, Written};
 
 use crate::output;
 use crate::signals;
@@ -69,9 +69,9 @@ pub fn write(
 ) -> Result<RecordedTrace> {
     let mut failed = None;
     let end = recording.run(stop, |recorded| {
-        let instructions = [Event::Instructions(recorded.instructions)];
+        let instructions = [TraceEvent::Instructions(recorded.instructions)];
         let accesses = recorded.accesses().map(|(gva, is_store)| {
-            Event::Access(match is_store {
+            TraceEvent::Access(match is_store {
                 true => Access::store(gva),
                 false => Access::load(gva),
             })

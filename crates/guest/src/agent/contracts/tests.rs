@@ -334,7 +334,7 @@ fn samples_of_strangers_are_news_once() {
 
 #[test]
 fn readings_after_the_first_stay_within_their_part() {
-    let mut budget = Budget::default();
+    let mut budget = ReadingBudget::default();
     let read_ns = 400_000_000;
     let mut readings = 0u64;
     for second in 0..4000 {

@@ -16,7 +16,7 @@ struct Host {
 }
 
 impl Host {
-    fn new() -> (Self, Link) {
+    fn new() -> (Self, RunningRelay) {
         let root = readings::tests::root();
         let balloon = Shared::new(5000);
         let (pipe, theirs) = UnixStream::pair().unwrap();
@@ -24,7 +24,7 @@ impl Host {
             .unwrap();
         theirs.set_nonblocking(true).unwrap();
         let port = Port::from(OwnedFd::from(theirs));
-        let link = Link::over(port, root.path(), balloon.opener(), None).unwrap();
+        let link = RunningRelay::over(port, root.path(), balloon.opener(), None).unwrap();
         let host = Self {
             pipe,
             decoder: Decoder::default(),
@@ -180,7 +180,7 @@ fn a_host_that_calls_again_is_greeted_again() {
     let listener = UnixListener::bind(&socket).unwrap();
     listener.set_nonblocking(true).unwrap();
     let port = Port::listening(OwnedFd::from(listener));
-    let _link = Link::over(port, root.path(), balloon.opener(), None).unwrap();
+    let _link = RunningRelay::over(port, root.path(), balloon.opener(), None).unwrap();
     let mut sessions = vec![];
     for nonce in 0..2 {
         let pipe = UnixStream::connect(&socket).unwrap();
@@ -202,7 +202,9 @@ fn a_host_that_calls_again_is_greeted_again() {
 #[test]
 fn a_vm_without_a_port_is_told_what_to_add() {
     let root = readings::tests::root();
-    let error = Link::start(root.path(), None).unwrap_err().to_string();
+    let error = RunningRelay::start(root.path(), None)
+        .unwrap_err()
+        .to_string();
     assert!(
         error.contains("virtserialport") && error.contains(PORT_NAME),
         "{error}"

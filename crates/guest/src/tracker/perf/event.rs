@@ -40,7 +40,7 @@ pub enum EventKind {
 
 /// An event that can be opened.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Event {
+pub(super) struct PerfEvent {
     pub kind: EventKind,
     pub attr: Attr,
     /// The leader of the event's group, which must be opened first.
@@ -65,7 +65,7 @@ impl EventKind {
         })
     }
 
-    pub(super) fn event(self, settings: &Settings) -> Result<Event, TrackerError> {
+    pub(super) fn event(self, settings: &Settings) -> Result<PerfEvent, TrackerError> {
         let base = Attr {
             size: size_of::<Attr>() as u32,
             sample_period: u64::from(settings.period),
@@ -124,7 +124,7 @@ impl EventKind {
                 (attr, leader)
             }
         };
-        Ok(Event {
+        Ok(PerfEvent {
             kind: self,
             attr,
             leader,
@@ -132,7 +132,7 @@ impl EventKind {
     }
 }
 
-impl Event {
+impl PerfEvent {
     /// The error to report if the kernel refuses the event.
     pub(super) fn refused(&self, root: &Path, error: io::Error) -> TrackerError {
         let hint = match error.raw_os_error() {
@@ -214,13 +214,13 @@ fn set_field(pmu: &Path, field: &str, value: u64, attr: &mut Attr) -> Result<(),
 }
 
 /// Bits `first..=last` of config, config1 or config2 (`word` 0, 1, 2).
-struct Place {
+struct FieldBits {
     word: u32,
     first: u32,
     last: u32,
 }
 
-fn parse_format(text: &str) -> Option<Place> {
+fn parse_format(text: &str) -> Option<FieldBits> {
     let (word, bits) = text.split_once(':')?;
     let word = match word {
         "config" => 0,
@@ -229,7 +229,7 @@ fn parse_format(text: &str) -> Option<Place> {
         _ => return None,
     };
     let (first, last) = bits.split_once('-').unwrap_or((bits, bits));
-    let place = Place {
+    let place = FieldBits {
         word,
         first: first.parse().ok()?,
         last: last.parse().ok()?,

@@ -26,7 +26,7 @@ pub use demeter_linux::perf::ring::{Record, access, ibs_load, raw, records};
 pub use event::EventKind;
 
 use super::{Drained, Settings, Tracker, TrackerError, is_user_address};
-use event::Event;
+use event::PerfEvent;
 use watchdog::Watchdog;
 
 const NAME: &str = "perf";
@@ -37,7 +37,7 @@ const RING_BYTES: usize = 512 << 10;
 
 /// A reader of the kernel's perf rings, one per CPU.
 pub struct PerfTracker {
-    event: Event,
+    event: PerfEvent,
     /// Loads below this latency are rejected.
     threshold_cycles: u64,
     root: std::path::PathBuf,
@@ -190,7 +190,7 @@ impl PerfTracker {
 }
 
 impl CpuRing {
-    fn open(event: &Event, cpu: u32) -> io::Result<Self> {
+    fn open(event: &PerfEvent, cpu: u32) -> io::Result<Self> {
         let leader = event
             .leader
             .as_ref()

@@ -16,7 +16,7 @@ use crate::link::{GO, GuestStart, LineReader, VmMessage};
 use crate::vm::dies_with_this_thread;
 
 /// A report of a guest, by its number; none after its link has closed.
-pub type Heard = (usize, Option<Result<VmMessage, Fault>>);
+pub type OutputParser = (usize, Option<Result<VmMessage, Fault>>);
 
 /// A guest's emulator; dropping it kills it.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ impl Guest {
         root: &Path,
         start: &GuestStart,
         index: usize,
-        heard: &Sender<Heard>,
+        heard: &Sender<OutputParser>,
     ) -> Result<Self, Fault> {
         let [program, args @ ..] = &start.command[..] else {
             return Err(Fault::Guest(format!("{} has no command", start.name)));
@@ -169,7 +169,7 @@ mod tests {
     use super::*;
     use crate::inside::control_page::tests::machine_with_plugin;
 
-    fn start(script: &str) -> (Guest, mpsc::Receiver<Heard>) {
+    fn start(script: &str) -> (Guest, mpsc::Receiver<OutputParser>) {
         let (heard, inbox) = mpsc::channel();
         let start = GuestStart {
             name: "a".into(),

@@ -6,7 +6,7 @@
 
 mod balloons;
 mod guest;
-mod lineup;
+mod merged_reports;
 
 use std::sync::mpsc::{self, Receiver, Sender};
 
@@ -18,14 +18,14 @@ use super::agent;
 use super::counters::Counters;
 use super::delay::Delay;
 use super::fault::Fault;
-use super::init::Link;
+use super::host_link::HostLink;
 use super::job::read_totals;
 use super::kernel;
 use super::rivals::Rival;
 use super::testbed::Testbed;
 use crate::link::{GuestStart, Totals, VmMessage};
-use guest::{Guest, GuestMemory, Heard};
-use lineup::{Lineup, merge};
+use guest::{Guest, GuestMemory, OutputParser};
+use merged_reports::{ReportQueues, merge};
 
 /// Attempts to boot a guest until it has populated its memory. In some boots, its kernel panics on an interrupt that
 /// arrives while interrupts are disabled. The emulator's virtualization causes that, under any system.
@@ -33,7 +33,7 @@ const BOOTS: u32 = 3;
 
 /// Starts the guests and forwards their reports until they have finished. `rival` manages the host.
 pub fn watch(
-    link: &mut Link,
+    link: &mut HostLink,
     bed: &Testbed<'_>,
     starts: &[GuestStart],
     rival: Box<dyn Rival>,
@@ -48,7 +48,7 @@ pub fn watch(
 }
 
 fn relay(
-    link: &mut Link,
+    link: &mut HostLink,
     bed: &Testbed<'_>,
     mut guests: Guests<'_>,
     mut rival: Box<dyn Rival>,
@@ -113,9 +113,9 @@ struct Guests<'a> {
     memories: Vec<GuestMemory>,
     /// Number of boots of each guest.
     boots: Vec<u32>,
-    heard: Sender<Heard>,
-    inbox: Receiver<Heard>,
-    lineup: Lineup,
+    heard: Sender<OutputParser>,
+    inbox: Receiver<OutputParser>,
+    lineup: ReportQueues,
     has_filled: bool,
 }
 
@@ -134,7 +134,7 @@ impl<'a> Guests<'a> {
             boots: vec![1; starts.len()],
             heard,
             inbox,
-            lineup: Lineup::new(starts.len()),
+            lineup: ReportQueues::new(starts.len()),
             has_filled: false,
         })
     }

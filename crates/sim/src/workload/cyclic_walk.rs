@@ -16,7 +16,7 @@ use demeter_policy::PAGE_SIZE;
 
 /// A cyclic walk, scaled by `2^k`.
 #[derive(Debug, Clone)]
-pub(super) struct Sweep {
+pub(super) struct CyclicWalk {
     start: u64,
     end: u64,
     next: u64,
@@ -26,7 +26,7 @@ pub(super) struct Sweep {
     skipped: u64,
 }
 
-impl Sweep {
+impl CyclicWalk {
     /// A walk over the items `start..end` (at least one), each of `item_bytes`.
     pub(super) fn new(items: std::ops::Range<u64>, item_bytes: u64, scale_bits: u32) -> Self {
         let run = PAGE_SIZE.div_ceil(item_bytes.max(1));
@@ -74,7 +74,7 @@ mod tests {
             items in 1u64..5000,
             item_bytes in 1u64..10_000,
         ) {
-            let mut sweep = Sweep::new(start..start + items, item_bytes, 0);
+            let mut sweep = CyclicWalk::new(start..start + items, item_bytes, 0);
             for _ in 0..2 {
                 for item in start..start + items {
                     prop_assert_eq!(sweep.item(), item);
@@ -90,7 +90,7 @@ mod tests {
             item_bytes in 8u64..5000,
             scale_bits in 1u32..8,
         ) {
-            let mut sweep = Sweep::new(start..start + items, item_bytes, scale_bits);
+            let mut sweep = CyclicWalk::new(start..start + items, item_bytes, scale_bits);
             let stride = sweep.run << scale_bits;
             let mut by_stride = vec![0u64; items.div_ceil(stride) as usize];
             for round in 0..4 {

@@ -53,7 +53,7 @@ impl Check {
 /// The words of one of several threads: those whose index is `thread` modulo `threads`. Each word has one writer, and
 /// each thread reaches all parts of the hot set.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Share {
+pub(crate) struct ThreadWords {
     thread: u64,
     threads: u64,
     /// Owned words in the hot set, as positions among the owned words.
@@ -62,7 +62,7 @@ pub(crate) struct Share {
     owned: u64,
 }
 
-impl Share {
+impl ThreadWords {
     /// The words of `thread` of `threads`, in an array of `words` words with the hot set `hot` (indices of words).
     pub(crate) fn new(thread: u64, threads: u64, words: u64, hot: &Range<u64>) -> Self {
         // Number of indices below `end` that the thread owns.
@@ -101,7 +101,7 @@ impl Share {
     }
 }
 
-/// The bound for [`Share::pick`] that sends the share `weight` (0 to 1) to the hot set.
+/// The bound for [`ThreadWords::pick`] that sends the share `weight` (0 to 1) to the hot set.
 pub(crate) fn hot_below(weight: f64) -> u64 {
     (weight * 2f64.powi(32)).round() as u64
 }
@@ -151,7 +151,7 @@ mod tests {
             let mut hot_words = 0;
             let mut owned = 0;
             for thread in 0..threads {
-                let share = Share::new(thread, threads, words, &hot);
+                let share = ThreadWords::new(thread, threads, words, &hot);
                 hot_words += share.hot_words();
                 owned += share.owned;
                 for position in 0..share.owned {
@@ -171,7 +171,7 @@ mod tests {
             let hot = start.min(words - 8)..(start + len).min(words).max(start.min(words - 8) + 8);
             let mut seen = HashSet::new();
             for thread in 0..threads {
-                let share = Share::new(thread, threads, words, &hot);
+                let share = ThreadWords::new(thread, threads, words, &hot);
                 let mut rng = Rng::new(seed, thread);
                 for _ in 0..20_000 {
                     let index = share.pick(&mut rng, hot_below(0.5));
@@ -186,7 +186,7 @@ mod tests {
         #[test]
         fn the_weight_is_the_share_of_hot_picks(weight in 0.0f64..=1.0, seed: u64) {
             let hot = 700..800;
-            let share = Share::new(0, 1, 800, &hot);
+            let share = ThreadWords::new(0, 1, 800, &hot);
             let mut rng = Rng::new(seed, 0);
             let hits = (0..20_000)
                 .filter(|_| hot.contains(&share.pick(&mut rng, hot_below(weight))))

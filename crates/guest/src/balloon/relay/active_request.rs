@@ -53,7 +53,7 @@ impl Request {
 
 /// The request in progress.
 #[derive(Debug)]
-pub struct Job {
+pub struct ActiveRequest {
     pub request: Request,
     /// Bytes moved so far.
     pub moved: u64,
@@ -79,7 +79,7 @@ pub enum Progress {
     Ended(Outcome, String),
 }
 
-impl Job {
+impl ActiveRequest {
     pub fn new(request: Request, now: Instant) -> Self {
         Self {
             request,

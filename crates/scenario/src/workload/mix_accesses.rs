@@ -9,19 +9,19 @@ const NS_PER_S: u64 = 1_000_000_000;
 
 /// The sequence of accesses.
 #[derive(Debug, Clone)]
-pub struct Course {
+pub struct MixAccesses {
     /// The parts, in order of allocation.
-    pub parts: Vec<Stretch>,
+    pub parts: Vec<MixPart>,
     turns_ns: Option<u64>,
 }
 
 /// A part of memory and its access pattern.
 #[derive(Debug, Clone)]
-pub struct Stretch {
+pub struct MixPart {
     /// Its size, bytes.
     pub bytes: u64,
     /// Whether its lines are accessed in order, instead of at random.
-    pub is_sweep: bool,
+    pub is_in_order: bool,
     /// Size of its hot set, bytes; 0 if it has none.
     pub hot_bytes: u64,
     /// The part is chosen by random numbers below this and not below the previous part's.
@@ -39,7 +39,7 @@ struct Growth {
     until_ns: u64,
 }
 
-impl Course {
+impl MixAccesses {
     /// Accesses in a part before the next part is chosen: the lines of a page. So sweeps stay streams even if other
     /// parts are used in between.
     pub const RUN: usize = 64;
@@ -53,9 +53,9 @@ impl Course {
         let mut share = 0.0;
         let stretch = |part: &Part| {
             share += part.share / shares;
-            Stretch {
+            MixPart {
                 bytes: part.size_mib * MIB,
-                is_sweep: part.pattern == Pattern::Sweep,
+                is_in_order: part.pattern == Pattern::Sweep,
                 hot_bytes: part.hot_mib * MIB,
                 below: bound(share.min(1.0)),
                 stores_below: bound(part.stores),
@@ -90,7 +90,7 @@ impl Course {
     }
 }
 
-impl Stretch {
+impl MixPart {
     /// Its size at a time of the timed phase, in whole blocks if it grows.
     pub fn bytes_at(&self, now_ns: u64) -> u64 {
         let Some(growth) = self.growth.filter(|growth| now_ns < growth.until_ns) else {
@@ -126,13 +126,13 @@ impl Stretch {
     #[inline]
     pub fn offset(&self, hot_start: u64, rng: &mut Rng) -> u64 {
         if self.hot_bytes > 0 && rng.next() < self.hot_below {
-            return hot_start + rng.below(self.hot_bytes / Course::LINE) * Course::LINE;
+            return hot_start + rng.below(self.hot_bytes / MixAccesses::LINE) * MixAccesses::LINE;
         }
         let cold_bytes = match self.hot_bytes {
             0 => hot_start,
             hot_bytes => self.bytes - hot_bytes,
         };
-        let cold = rng.below(cold_bytes / Course::LINE) * Course::LINE;
+        let cold = rng.below(cold_bytes / MixAccesses::LINE) * MixAccesses::LINE;
         // Offsets at or above `hot_start` continue after the hot set.
         cold + if cold < hot_start { 0 } else { self.hot_bytes }
     }
@@ -156,24 +156,24 @@ mod tests {
                       { size_mib = 8, share = 3, hot_mib = 2, hot_weight = 0.5, moves_s = 1, stores = 0.25 }]",
         )
         .unwrap();
-        let (course, mut rng) = (Course::new(&mix), Rng::new(1, 0));
+        let (accesses, mut rng) = (MixAccesses::new(&mix), Rng::new(1, 0));
         assert_eq!(
-            [0, 2, 4].map(|s| course.turn(s * NS_PER_S)),
+            [0, 2, 4].map(|s| accesses.turn(s * NS_PER_S)),
             [0, 1, 0].map(Some)
         );
         let second = (0..10_000)
-            .filter(|_| course.choose(None, &mut rng) == 1)
+            .filter(|_| accesses.choose(None, &mut rng) == 1)
             .count();
         assert!((7200..7800).contains(&second), "{second}");
 
-        let part = &course.parts[1];
+        let part = &accesses.parts[1];
         assert_eq!(part.hot_start(0), 6 * MIB);
         let hot_start = part.hot_start(NS_PER_S);
         assert_eq!(hot_start, 4 * MIB);
         let (mut hot, mut stores) = (0, 0);
         for _ in 0..10_000 {
             let offset = part.offset(hot_start, &mut rng);
-            assert!(offset < part.bytes && offset.is_multiple_of(Course::LINE));
+            assert!(offset < part.bytes && offset.is_multiple_of(MixAccesses::LINE));
             hot += u32::from((hot_start..hot_start + part.hot_bytes).contains(&offset));
             stores += u32::from(part.is_store(&mut rng));
         }
@@ -185,8 +185,8 @@ mod tests {
     fn a_part_that_grows_is_used_as_far_as_it_has_grown() {
         let mix: Mix =
             toml::from_str("parts = [{ size_mib = 101, start_mib = 1, grows_s = 10 }]").unwrap();
-        let (course, mut rng) = (Course::new(&mix), Rng::new(1, 0));
-        let part = &course.parts[0];
+        let (accesses, mut rng) = (MixAccesses::new(&mix), Rng::new(1, 0));
+        let part = &accesses.parts[0];
         let sizes = [0, 1, 5, 10, 99].map(|s| part.bytes_at(s * NS_PER_S) / MIB);
         assert_eq!(sizes, [1, 11, 51, 101, 101]);
         for s in 0..12 {

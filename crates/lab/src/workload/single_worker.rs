@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use super::Error;
 use super::args::Common;
-use super::event::{Event, Output, Rate};
+use super::event::{Output, Rate, WorkloadEvent};
 use super::timed::{self, Control, Tick};
 use super::wait::Waiter;
 
@@ -33,7 +33,7 @@ pub(crate) fn run(
             Tick::Interval { .. } if failed.get().is_some() => Err(Error::Stopped),
             Tick::Interval { t_s, length_s, ops } => {
                 let rate = rate(ops, length_s);
-                output.say(&Event::Interval { t_s, ops, rate })
+                output.say(&WorkloadEvent::Interval { t_s, ops, rate })
             }
             Tick::Shift { .. } => Ok(()),
         }
@@ -43,7 +43,7 @@ pub(crate) fn run(
     }
     let (t_s, ops) = (total.t_s, total.ops);
     let rate = rate(ops, t_s);
-    output.say(&Event::Done { t_s, ops, rate })?;
+    output.say(&WorkloadEvent::Done { t_s, ops, rate })?;
     match total.stopped {
         true => Err(Error::Stopped),
         false => Ok(()),

@@ -24,7 +24,7 @@ const STEPS_MAX: usize = 1 << 17;
 
 /// Locked memory; dropping it frees it.
 #[derive(Debug)]
-pub struct Ballast {
+pub struct LockedMemory {
     root: PathBuf,
     node: NodeId,
     parts: Vec<Part>,
@@ -38,7 +38,7 @@ enum Step {
     Enough,
 }
 
-impl Ballast {
+impl LockedMemory {
     /// An empty ballast for `node`, with the kernel's files below `root`.
     pub fn new(root: PathBuf, node: NodeId) -> Self {
         Self {
@@ -182,7 +182,7 @@ mod tests {
         let zones =
             "Node 0, zone Normal\n  pages free 25600\n        low 0\n        spanned 30000\n";
         std::fs::write(root.path().join("proc/zoneinfo"), zones).unwrap();
-        let mut ballast = Ballast::new(root.path().into(), NodeId(0));
+        let mut ballast = LockedMemory::new(root.path().into(), NodeId(0));
         let go_on = AtomicBool::new(false);
         ballast.leave(101, &go_on).unwrap();
         let said = ballast.leave(200, &go_on).unwrap_err().to_string();

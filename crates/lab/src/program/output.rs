@@ -15,7 +15,7 @@ const KEPT_BYTES_MAX: usize = 16 * 1024;
 
 /// Parser of one program's output.
 #[derive(Debug)]
-pub struct Heard {
+pub struct OutputParser {
     ready: Option<Regex>,
     is_ready: bool,
     number: Option<Regex>,
@@ -26,7 +26,7 @@ pub struct Heard {
     kept_bytes: usize,
 }
 
-impl Heard {
+impl OutputParser {
     /// Waits for a line that matches `ready`, and reads numbers that match `number`.
     pub fn new(ready: Option<Regex>, number: Option<Regex>, meter: Meter) -> Self {
         Self {
@@ -96,9 +96,9 @@ mod tests {
 
     use super::*;
 
-    fn heard() -> Heard {
+    fn heard() -> OutputParser {
         let regex = |text| Some(Regex::new(text).unwrap());
-        Heard::new(regex("^ready"), regex("=([0-9.]+) ops"), Meter::new(false))
+        OutputParser::new(regex("^ready"), regex("=([0-9.]+) ops"), Meter::new(false))
     }
 
     #[test]

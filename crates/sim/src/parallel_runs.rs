@@ -20,11 +20,11 @@ use demeter_outcome::SystemResult;
 use demeter_scenario::{Place, Point, Settings, System};
 
 use crate::error::SimError;
-use crate::run::{Watch, run, run_under};
+use crate::run::{OnProgress, run, run_under};
 
 /// One run: a scenario under one system with one seed.
 #[derive(Debug, Clone, Copy)]
-pub struct Job<'a> {
+pub struct PlannedRun<'a> {
     /// The scenario, with the settings of this point.
     pub point: &'a Point,
     /// The system.
@@ -35,7 +35,7 @@ pub struct Job<'a> {
     pub seed: u64,
 }
 
-impl Job<'_> {
+impl PlannedRun<'_> {
     /// Identifies the run among those of its system: its point's settings and its seed.
     pub fn settings(&self) -> Vec<(String, String)> {
         let mut settings = self.point.texts();
@@ -44,7 +44,7 @@ impl Job<'_> {
     }
 }
 
-impl fmt::Display for Job<'_> {
+impl fmt::Display for PlannedRun<'_> {
     /// Formats the settings, the system, and the seed unless it is the scenario's own.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.point.settings.is_empty() {
@@ -63,7 +63,7 @@ impl fmt::Display for Job<'_> {
 
 /// Limits of a set of runs.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits<'a> {
+pub struct RunLimits<'a> {
     /// Runs at a time.
     pub workers: NonZeroUsize,
     /// Longest estimated time, in hours. The check happens after the first run.
@@ -74,11 +74,11 @@ pub struct Limits<'a> {
 
 /// Progress of a set of runs.
 #[derive(Debug)]
-pub enum Event<'a> {
+pub enum RunProgress<'a> {
     /// A run reported progress.
     Underway {
         /// The run.
-        job: Job<'a>,
+        job: PlannedRun<'a>,
         /// Share of its timed phase or of its work, 0 to 1.
         share: f64,
         /// Time since it started.
@@ -91,7 +91,7 @@ pub enum Event<'a> {
     /// A run is done. [`run_all`](crate::run_all) later adjusts results by figures that follow from several runs.
     Done {
         /// The run.
-        job: Job<'a>,
+        job: PlannedRun<'a>,
         /// Its result.
         result: &'a SystemResult,
         /// Number of completed runs.
@@ -108,24 +108,29 @@ pub enum Event<'a> {
 /// # Errors
 /// The first error of a run, [`SimError::Interrupted`] when `limits.stop` was set, or [`SimError::TooLong`].
 pub fn run_jobs(
-    jobs: &[Job<'_>],
-    limits: Limits<'_>,
-    tell: &(dyn Fn(Event<'_>) + Sync),
+    jobs: &[PlannedRun<'_>],
+    limits: RunLimits<'_>,
+    tell: &(dyn Fn(RunProgress<'_>) + Sync),
 ) -> Result<Vec<SystemResult>, SimError> {
-    run_jobs_by(jobs, limits, tell, &|job: Job<'_>, watch: &Watch<'_>| {
-        let scenario = &job.point.scenario;
-        match job.under {
-            Some(settings) => run_under(scenario, settings, job.seed, watch),
-            None => run(scenario, job.system, job.seed, watch),
-        }
-    })
+    run_jobs_by(
+        jobs,
+        limits,
+        tell,
+        &|job: PlannedRun<'_>, watch: &OnProgress<'_>| {
+            let scenario = &job.point.scenario;
+            match job.under {
+                Some(settings) => run_under(scenario, settings, job.seed, watch),
+                None => run(scenario, job.system, job.seed, watch),
+            }
+        },
+    )
 }
 
 fn run_jobs_by(
-    jobs: &[Job<'_>],
-    limits: Limits<'_>,
-    tell: &(dyn Fn(Event<'_>) + Sync),
-    run: &(dyn Fn(Job<'_>, &Watch<'_>) -> Result<SystemResult, SimError> + Sync),
+    jobs: &[PlannedRun<'_>],
+    limits: RunLimits<'_>,
+    tell: &(dyn Fn(RunProgress<'_>) + Sync),
+    run: &(dyn Fn(PlannedRun<'_>, &OnProgress<'_>) -> Result<SystemResult, SimError> + Sync),
 ) -> Result<Vec<SystemResult>, SimError> {
     if jobs
         .iter()
@@ -139,7 +144,7 @@ fn run_jobs_by(
     {
         return Err(SimError::NoModelOf("cgroups (workload.program.cgroup)"));
     }
-    let is_idle = |job: &Job<'_>| {
+    let is_idle = |job: &PlannedRun<'_>| {
         let mut vms = job.point.scenario.vms().into_iter();
         vms.any(|(_, vm)| vm.workload.is_idle_at_times())
     };
@@ -178,8 +183,8 @@ fn run_jobs_by(
 
 /// State shared by workers.
 struct Pool<'a> {
-    jobs: &'a [Job<'a>],
-    limits: Limits<'a>,
+    jobs: &'a [PlannedRun<'a>],
+    limits: RunLimits<'a>,
     start: Instant,
     work: Mutex<Work>,
     /// Set with `Work::error`, to end other runs.
@@ -203,14 +208,14 @@ impl Pool<'_> {
     /// Executes runs until none is left or one fails.
     fn run(
         &self,
-        tell: &(dyn Fn(Event<'_>) + Sync),
-        run: &(dyn Fn(Job<'_>, &Watch<'_>) -> Result<SystemResult, SimError> + Sync),
+        tell: &(dyn Fn(RunProgress<'_>) + Sync),
+        run: &(dyn Fn(PlannedRun<'_>, &OnProgress<'_>) -> Result<SystemResult, SimError> + Sync),
     ) {
         while let Some((index, job)) = self.take() {
             let began = Instant::now();
             let watch = |share: f64| {
                 let left = self.come_to(index, share);
-                tell(Event::Underway {
+                tell(RunProgress::Underway {
                     job,
                     share,
                     since: began.elapsed(),
@@ -231,7 +236,7 @@ impl Pool<'_> {
         }
     }
 
-    fn take(&self) -> Option<(usize, Job<'_>)> {
+    fn take(&self) -> Option<(usize, PlannedRun<'_>)> {
         let mut work = self.lock();
         let job = self.jobs.get(work.next)?;
         work.next += 1;
@@ -255,16 +260,16 @@ impl Pool<'_> {
     fn finish(
         &self,
         index: usize,
-        job: Job<'_>,
+        job: PlannedRun<'_>,
         result: SystemResult,
-        tell: &(dyn Fn(Event<'_>) + Sync),
+        tell: &(dyn Fn(RunProgress<'_>) + Sync),
     ) {
         let mut work = self.lock();
         work.done += 1;
         work.shares[index] = 1.0;
         let (done, of) = (work.done, self.jobs.len());
         let left = self.left(&work).unwrap_or(Duration::MAX);
-        tell(Event::Done {
+        tell(RunProgress::Done {
             job,
             result: &result,
             done,
@@ -323,9 +328,9 @@ mod tests {
         Grid::load(&path, vec![axis]).unwrap().points().unwrap()
     }
 
-    fn jobs(points: &[Point]) -> Vec<Job<'_>> {
+    fn jobs(points: &[Point]) -> Vec<PlannedRun<'_>> {
         let jobs = points.iter().flat_map(|point| {
-            (1..=4).map(move |seed| Job {
+            (1..=4).map(move |seed| PlannedRun {
                 point,
                 system: System::None,
                 under: None,
@@ -335,15 +340,15 @@ mod tests {
         jobs.collect()
     }
 
-    fn limits(workers: usize, stop: &AtomicBool) -> Limits<'_> {
-        Limits {
+    fn limits(workers: usize, stop: &AtomicBool) -> RunLimits<'_> {
+        RunLimits {
             workers: NonZeroUsize::new(workers).unwrap(),
             hours_max: 1.0,
             stop,
         }
     }
 
-    fn named(job: Job<'_>) -> SystemResult {
+    fn named(job: PlannedRun<'_>) -> SystemResult {
         SystemResult {
             name: job.to_string(),
             ..SystemResult::default()
@@ -379,8 +384,8 @@ mod tests {
             let jobs = &jobs(&points)[..count];
             let stop = AtomicBool::new(false);
             let counts = Mutex::new(vec![]);
-            let tell = |event: Event<'_>| {
-                if let Event::Done { done, of, .. } = event {
+            let tell = |event: RunProgress<'_>| {
+                if let RunProgress::Done { done, of, .. } = event {
                     counts.lock().unwrap().push((done, of));
                 }
             };
@@ -396,7 +401,7 @@ mod tests {
             let points = points();
             let stop = AtomicBool::new(false);
             let begun = AtomicUsize::new(0);
-            let run = |_: Job<'_>, _: &Watch<'_>| {
+            let run = |_: PlannedRun<'_>, _: &OnProgress<'_>| {
                 if begun.fetch_add(1, Ordering::SeqCst) == failing {
                     return Err(SimError::Stuck);
                 }
@@ -422,7 +427,7 @@ mod tests {
     fn a_failed_run_is_named() {
         let points = points();
         let stop = AtomicBool::new(false);
-        let run = |job: Job<'_>, _: &Watch<'_>| match job.seed {
+        let run = |job: PlannedRun<'_>, _: &OnProgress<'_>| match job.seed {
             4 => Err(SimError::Stuck),
             _ => Ok(named(job)),
         };
@@ -435,12 +440,12 @@ mod tests {
         let points = points();
         let stop = AtomicBool::new(false);
         let begun = AtomicUsize::new(0);
-        let tell = |event: Event<'_>| {
-            if matches!(event, Event::Underway { share, .. } if share >= 0.5) {
+        let tell = |event: RunProgress<'_>| {
+            if matches!(event, RunProgress::Underway { share, .. } if share >= 0.5) {
                 stop.store(true, Ordering::Relaxed);
             }
         };
-        let run = |job: Job<'_>, watch: &Watch<'_>| {
+        let run = |job: PlannedRun<'_>, watch: &OnProgress<'_>| {
             begun.fetch_add(1, Ordering::Relaxed);
             (0..10).try_for_each(|tenth| watch(f64::from(tenth) / 10.0))?;
             Ok(named(job))
@@ -455,7 +460,7 @@ mod tests {
         let points = points();
         let stop = AtomicBool::new(false);
         let begun = AtomicUsize::new(0);
-        let limits = Limits {
+        let limits = RunLimits {
             hours_max: 0.0,
             ..limits(1, &stop)
         };

@@ -12,11 +12,11 @@ const AHEAD_MAX: usize = 4096;
 
 /// Reports of guests that wait for the other guests' reports.
 #[derive(Debug)]
-pub struct Lineup {
+pub struct ReportQueues {
     said: Vec<VecDeque<VmMessage>>,
 }
 
-impl Lineup {
+impl ReportQueues {
     /// An empty queue for each of `guests` guests.
     pub fn new(guests: usize) -> Self {
         Self {
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn guests_wait_for_each_other_and_a_surplus_interval_is_left_out() {
-        let mut lineup = Lineup::new(2);
+        let mut lineup = ReportQueues::new(2);
         lineup.push(0, VmMessage::Filled).unwrap();
         assert_eq!(lineup.next().unwrap(), None);
         lineup.push(1, VmMessage::Filled).unwrap();
@@ -226,12 +226,12 @@ mod tests {
 
     #[test]
     fn guests_out_of_step_and_far_ahead_are_faults() {
-        let mut lineup = Lineup::new(2);
+        let mut lineup = ReportQueues::new(2);
         lineup.push(0, VmMessage::Filled).unwrap();
         lineup.push(1, VmMessage::Finished).unwrap();
         let said = lineup.next().unwrap_err().to_string();
         assert!(said.contains("out of step"), "{said}");
-        let mut lineup = Lineup::new(2);
+        let mut lineup = ReportQueues::new(2);
         let pushed = (0..=AHEAD_MAX).find(|_| lineup.push(1, VmMessage::Filled).is_err());
         assert_eq!(pushed, Some(AHEAD_MAX));
     }

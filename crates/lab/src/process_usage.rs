@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 /// Resource usage of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Uses {
+pub struct ProcessUsage {
     /// Resident memory, KiB (`VmRSS` of proc_pid_status(5)).
     pub resident_kib: u64,
     /// Number of open files.
@@ -18,7 +18,7 @@ pub struct Uses {
     pub threads: u64,
 }
 
-impl Uses {
+impl ProcessUsage {
     /// The usage of a process; /proc is below `root`.
     pub fn of(root: &Path, pid: Pid) -> io::Result<Self> {
         let process = root.join(format!("proc/{pid}"));
@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn what_is_opened_is_seen() {
-        let us = || Uses::of(Path::new("/"), Pid(std::process::id())).unwrap();
+        let us = || ProcessUsage::of(Path::new("/"), Pid(std::process::id())).unwrap();
         let before = us();
         assert!(before.resident_kib > 100 && before.threads > 0);
         // Other tests open and close some files, but fewer than this.
