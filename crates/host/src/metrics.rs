@@ -42,6 +42,13 @@ struct VmTierLabel {
     tier: &'static str,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct VmNodeLabel {
+    vm: String,
+    tier: &'static str,
+    node: u32,
+}
+
 fn tiers(view: TierView) -> [(&'static str, i64); 2] {
     let gauge = |bytes| i64::try_from(bytes).unwrap_or(i64::MAX);
     [
@@ -143,6 +150,32 @@ impl Collector for Snapshot {
             Some(vm.guarantee)
         })?;
         by_tier("vm_limit", "Maximum memory of a VM", |vm| Some(vm.limit))?;
+        by_tier(
+            "vm_elsewhere",
+            "Memory of a VM's tier on nodes of the host that are not the tier's",
+            |vm| vm.places.as_ref()?.elsewhere,
+        )?;
+
+        let family = Family::<VmNodeLabel, Gauge>::default();
+        for vm in &host.vms {
+            let Some(places) = &vm.places else { continue };
+            for (tier, places) in [("fast", &places.fast), ("slow", &places.slow)] {
+                for place in places {
+                    let (vm, node) = (vm.name.clone(), place.node);
+                    let bytes = i64::try_from(place.bytes).unwrap_or(i64::MAX);
+                    family
+                        .get_or_create(&VmNodeLabel { vm, tier, node })
+                        .set(bytes);
+                }
+            }
+        }
+        let kind = family.metric_type();
+        family.encode(encoder.encode_descriptor(
+            "vm_on_node",
+            "Memory of a VM's tier on a node of the host",
+            Some(&Unit::Bytes),
+            kind,
+        )?)?;
 
         let mut by_vm = |name, help, of: fn(&VmView) -> Option<f64>| {
             let family = Family::<VmLabel, Gauge<f64, AtomicU64>>::default();
@@ -218,7 +251,7 @@ impl Collector for Snapshot {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::view::RelocationView;
+    use crate::view::{PlaceView, PlacesView, RelocationView};
 
     #[test]
     fn the_snapshot_is_told_by_vm_and_tier() {
@@ -234,6 +267,11 @@ mod tests {
             returned_bytes: 9,
             overruns: 2,
             fast_hit: Some(0.5),
+            places: Some(PlacesView {
+                fast: vec![PlaceView { node: 2, bytes: 5 }],
+                slow: vec![],
+                elsewhere: Some(tiers(5, 0)),
+            }),
             relocation: Some(RelocationView {
                 cost_ms: 1500,
                 benefit_ms: -250,
@@ -263,6 +301,8 @@ mod tests {
             "demeter_host_excess_bytes{tier=\"fast\"} 30",
             "demeter_host_excess_bytes{tier=\"slow\"} 0",
             "demeter_host_vm_may_hold_bytes{vm=\"db\",tier=\"fast\"} 77",
+            "demeter_host_vm_elsewhere_bytes{vm=\"db\",tier=\"fast\"} 5",
+            "demeter_host_vm_on_node_bytes{vm=\"db\",tier=\"fast\",node=\"2\"} 5",
             "demeter_host_vm_marked{vm=\"db\"} 0.0",
             "demeter_host_committed_bytes{tier=\"fast\"} 70",
             "demeter_host_vm_owned_bytes{vm=\"db\",tier=\"slow\"} 8",

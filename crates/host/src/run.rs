@@ -6,6 +6,7 @@
 
 mod deciding;
 mod known;
+mod places;
 
 use std::convert::Infallible;
 use std::future;
@@ -44,8 +45,9 @@ const DESCRIPTORS_PER_VM: u64 = 8;
 /// Open files for everything else: API clients, the state file, the runtime.
 const DESCRIPTORS: u64 = 192;
 
-/// Maximum number of blocking threads: two for each VM, for its files and its hypervisor.
-const WAITING_THREADS_MAX: usize = 2 * VMS_MAX + 64;
+/// Maximum number of blocking threads: three for each VM, for its files, its hypervisor and the
+/// count of its pages.
+const WAITING_THREADS_MAX: usize = 3 * VMS_MAX + 64;
 
 /// Time limit for work in progress when the controller stops.
 const END_MAX: Duration = Duration::from_secs(2);

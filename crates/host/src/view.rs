@@ -146,8 +146,31 @@ pub struct VmView {
     pub working_set_bytes: Option<u64>,
     /// Share of time in which some task of the guest waited for memory, 0 to 1.
     pub pressure: Option<f64>,
+    /// Where its memory lies on the host; `None` until its pages were counted.
+    #[serde(default)]
+    pub places: Option<PlacesView>,
     /// Current problem of the VM, for people.
     pub problem: Option<String>,
+}
+
+/// Where a VM's memory lies on the host.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct PlacesView {
+    /// Nodes of its fast memory, by number.
+    pub fast: Vec<PlaceView>,
+    /// Nodes of its slow memory, by number.
+    pub slow: Vec<PlaceView>,
+    /// Memory of each tier on nodes that are not the tier's; `None` if the tiers' nodes are unknown.
+    pub elsewhere: Option<TierView>,
+}
+
+/// Memory on a node of the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlaceView {
+    /// The node's number.
+    pub node: u32,
+    /// The memory.
+    pub bytes: u64,
 }
 
 /// Cost and benefit of an agent's moves since it started.

@@ -1,6 +1,6 @@
 //! Formats the host's status for people.
 
-use demeter_host::view::{EventView, HostView, RelocationView, TierView};
+use demeter_host::view::{EventView, HostView, PlaceView, PlacesView, RelocationView, TierView};
 use demeter_policy::MIB;
 use demeter_proto::shown;
 
@@ -35,6 +35,7 @@ pub fn text(view: &HostView) -> String {
             "moves s",
             "saved s",
             "provisioner",
+            "nodes",
         ]
         .map(String::from),
     ];
@@ -55,6 +56,7 @@ pub fn text(view: &HostView) -> String {
                 Some("history") => "host (history)".into(),
                 _ => vm.provisioner.to_string(),
             },
+            nodes(vm.places.as_ref()),
         ]
     }));
     let widths: Vec<_> = (0..rows[0].len())
@@ -109,6 +111,22 @@ pub fn owned(tiers: Option<TierView>) -> [String; 2] {
     }
 }
 
+/// The host's nodes of fast and slow memory, those with most memory first; `-` if unknown.
+fn nodes(places: Option<&PlacesView>) -> String {
+    let of_tier = |places: &[PlaceView]| {
+        let mut places: Vec<_> = places.iter().filter(|place| place.bytes > 0).collect();
+        places.sort_by_key(|place| std::cmp::Reverse(place.bytes));
+        let numbers: Vec<_> = places.iter().map(|place| place.node.to_string()).collect();
+        match numbers.is_empty() {
+            true => "-".into(),
+            false => numbers.join(","),
+        }
+    };
+    places.map_or("-".into(), |of| {
+        format!("{} / {}", of_tier(&of.fast), of_tier(&of.slow))
+    })
+}
+
 /// A share as a percentage; `-` if unknown.
 pub fn share(share: Option<f64>) -> String {
     share.map_or("-".into(), |share| format!("{:.0} %", share * 100.0))
@@ -152,6 +170,16 @@ mod tests {
                     target: mib(200, 800),
                     owned: Some(mib(250, 800)),
                     fast_hit: Some(0.987),
+                    places: Some(PlacesView {
+                        fast: [(0, 50), (2, 200)]
+                            .map(|(node, bytes)| PlaceView { node, bytes })
+                            .to_vec(),
+                        slow: vec![PlaceView {
+                            node: 2,
+                            bytes: 800,
+                        }],
+                        elsewhere: None,
+                    }),
                     relocation: Some(RelocationView {
                         cost_ms: 1530,
                         benefit_ms: -250,
@@ -174,9 +202,9 @@ mod tests {
             "policy wss, committed 300 of 1000 MiB fast, 1200 of 4000 MiB slow\n\
              VMs may be holding 74 MiB fast and 0 MiB slow beyond the pool: none is given more until they \
              have given it back\n\
-             VM            state  fast MiB  target  slow MiB  target   hit  moves s     saved s  provisioner\n\
-             db            up          250     200       800     800  99 %      1.5  -0.2 rests  demeter-balloon\n\
-             web-frontend  down          -     100         -     400     -        -           -  demeter-balloon\n\
+             VM            state  fast MiB  target  slow MiB  target   hit  moves s     saved s  provisioner      nodes\n\
+             db            up          250     200       800     800  99 %      1.5  -0.2 rests  demeter-balloon  2,0 / 2\n\
+             web-frontend  down          -     100         -     400     -        -           -  demeter-balloon  -\n\
              left alone: old (512 MiB): it has 1 NUMA cells, not two\n\
              web-frontend: nobody listens\n"
         );

@@ -6,13 +6,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use demeter_linux::nodes::Topology;
 use demeter_policy::provision::{self, Policy, ProvisionerKind};
-use demeter_policy::{ByteCount, MIB, PerTier, Tier, TierBytes};
+use demeter_policy::{ByteCount, MIB, NodeId, PerTier, Tier, TierBytes};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use super::known::Known;
-use super::{RunError, Tasks};
+use super::{RunError, Tasks, places};
 use crate::VmName;
 use crate::api::{Change, ChangeError};
 use crate::config::{Config, KeyChange, VmConfig};
@@ -61,6 +62,8 @@ pub(super) struct Deciding {
     view: watch::Sender<Arc<HostView>>,
     config_out: watch::Sender<Arc<Config>>,
     started: Instant,
+    /// The host's nodes of each tier; empty if unknown.
+    nodes: PerTier<Vec<NodeId>>,
     /// Reason why committed memory is not saved. No command is sent until it is.
     unsaved: Option<String>,
     /// Whether the view may be out of date.
@@ -79,6 +82,7 @@ impl Deciding {
         (view, config_out): (watch::Sender<Arc<HostView>>, watch::Sender<Arc<Config>>),
     ) -> Result<Self, RunError> {
         let pools = config.pool.sizes();
+        let nodes = nodes_of_tiers(&tasks.files.root);
         let mut controller = Controller::new(pools);
         let mut vms = config.vms.clone();
         let mut found = BTreeSet::new();
@@ -135,6 +139,7 @@ impl Deciding {
             view,
             config_out,
             started: Instant::now(),
+            nodes,
             unsaved: None,
             stale: false,
         })
@@ -211,6 +216,7 @@ impl Deciding {
                         .observe(now, name, Observation::OwnedChanged);
                 }
             }
+            News::Places(places) => known.places = places,
             News::Managed(by) => {
                 if known.managed_by.replace(by) != Some(by) {
                     tracing::info!("VM {name}: managed by {by}");
@@ -576,11 +582,23 @@ impl Deciding {
             may_hold: TierBytes::from_fn(|tier| self.controller.may_hold(tier)).into(),
             violations: self.controller.violations(),
             vms: vms
-                .map(|(name, vm)| vm_view(name, vm, &self.known[name]))
+                .map(|(name, vm)| vm_view(name, vm, &self.known[name], &self.nodes))
                 .collect(),
             left_alone: self.left.iter().map(left_view).collect(),
         };
         self.view.send_replace(Arc::new(view));
+    }
+}
+
+/// The nodes of the host's tiers; empty if it has no tiers.
+fn nodes_of_tiers(root: &Path) -> PerTier<Vec<NodeId>> {
+    let order = Topology::read(root).and_then(|topology| topology.order());
+    match order {
+        Ok(order) => PerTier {
+            fast: order.tiers.fastest().to_vec(),
+            slow: order.tiers.slower().collect(),
+        },
+        Err(_) => PerTier::default(),
     }
 }
 
@@ -620,7 +638,7 @@ fn claim(vm: &VmStatus, known: &Known) -> provision::Claim {
     }
 }
 
-fn vm_view(name: &VmName, vm: VmStatus, known: &Known) -> VmView {
+fn vm_view(name: &VmName, vm: VmStatus, known: &Known, nodes: &PerTier<Vec<NodeId>>) -> VmView {
     let oom = |tier| match tier {
         Tier::Fast => 0,
         Tier::Slow => vm.limits.oom.0,
@@ -650,7 +668,11 @@ fn vm_view(name: &VmName, vm: VmStatus, known: &Known) -> VmView {
         relocation: known.relocation,
         working_set_bytes: known.usage.and_then(|usage| Some(usage.working_set?.0)),
         pressure: known.pressure,
-        problem: lie.or_else(|| known.trouble.clone()).or(vm.reason),
+        places: known.places.as_ref().map(|of| places::view(of, nodes)),
+        problem: lie
+            .or_else(|| known.trouble.clone())
+            .or(vm.reason)
+            .or_else(|| places::problem(known.places.as_ref()?, nodes)),
     }
 }
 

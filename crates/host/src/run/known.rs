@@ -6,6 +6,7 @@ use demeter_proto::{NodeStats, Stats};
 
 use crate::config::VmConfig;
 use crate::controller::Observation;
+use crate::memory::Places;
 use crate::view::RelocationView;
 
 /// Stall share above which a guest counts as under memory pressure.
@@ -35,6 +36,8 @@ pub(super) struct Known {
     pub relocation: Option<RelocationView>,
     /// Share of time in which some task waited for memory.
     pub pressure: Option<f64>,
+    /// Where its memory lies on the host, if known.
+    pub places: Option<Places>,
     /// Memory that the driver has given back by itself since the guest's boot.
     oom_returned: ByteCount,
 }
@@ -55,6 +58,7 @@ impl Known {
             fast_hit: None,
             relocation: None,
             pressure: None,
+            places: None,
             oom_returned: ByteCount(0),
         }
     }
@@ -73,6 +77,7 @@ impl Known {
             self.fast_hit = None;
             self.relocation = None;
             self.pressure = None;
+            self.places = None;
             self.oom_returned = ByteCount(0);
         }
     }

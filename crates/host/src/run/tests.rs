@@ -954,3 +954,43 @@ async fn no_memory_is_given_where_the_hard_limit_cannot_be_raised() {
     host.until("db", "refused", refused).await;
     assert_eq!(guest.held_blocks(), 32, "what is held stays held");
 }
+
+#[tokio::test]
+async fn memory_on_a_node_of_another_tier_is_told() {
+    let vm = FakeVm::new(SIZE);
+    let _guest = guest(&vm);
+    let root = FakeRoot::new();
+    // The addresses of the VM's memory, as QEMU tells them.
+    let address = |tier| {
+        let memory = vm.state().host_address(tier);
+        format!("{memory:x}")
+    };
+    let (fast, slow) = (address(Tier::Fast), address(Tier::Slow));
+    root.has_nodes(&[(0, "0-3"), (2, "")]);
+    let mut pages = [
+        format!("{fast} default file=/memfd:m dirty=9 N0=4096 N2=4096 kernelpagesize_kB=4"),
+        format!("{slow} bind:2 file=/memfd:m dirty=9 N2=24576 kernelpagesize_kB=4"),
+    ];
+    pages.sort();
+    root.has_pages(&pages);
+    let host = Host::start_below(root.path().into(), folder(), &section("db", &vm, "")).await;
+    let told = |vm: &VmView| {
+        let problem = vm.problem.as_ref();
+        problem.is_some_and(|p| p.contains("16 of 32 MiB of its fast memory lie on node 2"))
+    };
+    let db = host.until("db", "told of", told).await;
+    let elsewhere = db.places.unwrap().elsewhere.unwrap();
+    assert_eq!(
+        elsewhere,
+        TierView {
+            fast_bytes: 16 * MIB,
+            slow_bytes: 0
+        }
+    );
+    let metrics = host.ask("GET /metrics", "").await;
+    let line = format!(
+        "demeter_host_vm_elsewhere_bytes{{vm=\"db\",tier=\"fast\"}} {}",
+        16 * MIB
+    );
+    assert!(metrics.lines().any(|of| of == line), "{metrics}");
+}
