@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use demeter_guest::status::{StatusCell, TargetStatus};
 use demeter_host::metrics;
-use demeter_host::view::{HostView, PlaceView, PlacesView, TierView, VmView};
+use demeter_host::view::{HostView, PlaceView, PlacesView, PoolView, TierView, VmView};
 
 const PAGE: &str = "docs/src/reference/metrics.md";
 const RULES: &str = "packaging/prometheus/demeter.rules.yml";
@@ -55,8 +55,13 @@ fn host() -> String {
         }),
         ..VmView::default()
     };
+    let pool = PoolView {
+        name: "socket0".into(),
+        ..PoolView::default()
+    };
     metrics::text(Arc::new(HostView {
         vms: vec![vm],
+        pools: vec![pool],
         ..HostView::default()
     }))
 }

@@ -11,7 +11,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::view::{HostView, TierView, VmState, VmView};
+use crate::view::{HostView, PoolView, TierView, VmState, VmView};
 
 /// The metrics of a snapshot.
 pub fn text(view: Arc<HostView>) -> String {
@@ -26,10 +26,28 @@ pub fn text(view: Arc<HostView>) -> String {
 #[derive(Debug)]
 struct Snapshot(Arc<HostView>);
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct TierLabel {
-    tier: &'static str,
-}
+/// Labels of a figure of a pool.
+type Labels = Vec<(&'static str, String)>;
+
+/// A figure of a pool: name, help text and value.
+type PoolFigure = (&'static str, &'static str, fn(&PoolView) -> TierView);
+
+const POOL_FIGURES: [PoolFigure; 4] = [
+    ("pool", "Memory to divide between VMs", |pool| pool.size),
+    ("committed", "Memory committed to VMs", |pool| {
+        pool.committed
+    }),
+    (
+        "may_hold",
+        "Upper bound of the memory that VMs hold",
+        |pool| pool.may_hold,
+    ),
+    (
+        "excess",
+        "Memory that VMs may hold beyond the pool; no VM grows meanwhile",
+        PoolView::excess,
+    ),
+];
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct VmLabel {
@@ -74,23 +92,16 @@ impl Collector for Snapshot {
             None,
             violations.metric_type(),
         )?)?;
-        for (name, help, view) in [
-            ("pool", "Memory to divide between VMs", host.pool),
-            ("committed", "Memory committed to VMs", host.committed),
-            (
-                "may_hold",
-                "Upper bound of the memory that VMs hold",
-                host.may_hold,
-            ),
-            (
-                "excess",
-                "Memory that VMs may hold beyond the pool; no VM grows meanwhile",
-                host.excess(),
-            ),
-        ] {
-            let family = Family::<TierLabel, Gauge>::default();
-            for (tier, bytes) in tiers(view) {
-                family.get_or_create(&TierLabel { tier }).set(bytes);
+        for (name, help, of) in POOL_FIGURES {
+            let family = Family::<Labels, Gauge>::default();
+            // Without a name there is no label, as before there were several pools.
+            for pool in &host.pools {
+                let name = (!pool.name.is_empty()).then(|| ("pool", pool.name.clone()));
+                for (tier, bytes) in tiers(of(pool)) {
+                    let tier = Some(("tier", tier.to_owned()));
+                    let labels: Labels = [tier, name.clone()].into_iter().flatten().collect();
+                    family.get_or_create(&labels).set(bytes);
+                }
             }
             let kind = family.metric_type();
             family.encode(encoder.encode_descriptor(name, help, Some(&Unit::Bytes), kind)?)?;
@@ -285,9 +296,19 @@ mod tests {
             ..VmView::default()
         };
         let text = text(Arc::new(HostView {
-            pool: tiers(100, 200),
-            committed: tiers(70, 80),
-            may_hold: tiers(130, 80),
+            pools: vec![
+                PoolView {
+                    size: tiers(100, 200),
+                    committed: tiers(70, 80),
+                    may_hold: tiers(130, 80),
+                    ..PoolView::default()
+                },
+                PoolView {
+                    name: "socket1".into(),
+                    size: tiers(5, 6),
+                    ..PoolView::default()
+                },
+            ],
             version: "1.2".into(),
             violations: 3,
             vms: vec![vm, other],
@@ -296,6 +317,7 @@ mod tests {
         for line in [
             "demeter_host_violations_total 3",
             "demeter_host_pool_bytes{tier=\"slow\"} 200",
+            "demeter_host_pool_bytes{tier=\"fast\",pool=\"socket1\"} 5",
             "demeter_host_build_info{version=\"1.2\"} 1",
             "demeter_host_may_hold_bytes{tier=\"fast\"} 130",
             "demeter_host_excess_bytes{tier=\"fast\"} 30",

@@ -24,7 +24,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::VmName;
 use crate::api::{self, Change, Handle, ListenError, Token};
-use crate::config::{Config, Discover, Manage, VMS_MAX, VmConfig};
+use crate::config::{Config, ConfigError, Discover, Manage, VMS_MAX, VmConfig};
 use crate::controller::{Refusal, VmCommand};
 use crate::history::SharedDamon;
 use crate::hypervisor::libvirt::{Libvirt, discover};
@@ -58,6 +58,9 @@ pub enum RunError {
     /// The state file cannot be read or written.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// A pool does not fit this machine.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
     /// The API cannot listen.
     #[error(transparent)]
     Listen(#[from] ListenError),

@@ -80,7 +80,7 @@ pub(crate) enum News {
     Overrun(TierBytes),
     /// How the guest uses its memory.
     Usage(Stats),
-    /// Where its memory lies on the host; `None` if that cannot be told.
+    /// Where its memory lies on the host; `None` if unknown.
     Places(Option<Places>),
     /// The VM is managed by this component from now on.
     Managed(&'static str),

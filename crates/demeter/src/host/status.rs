@@ -1,6 +1,8 @@
 //! Formats the host's status for people.
 
-use demeter_host::view::{EventView, HostView, PlaceView, PlacesView, RelocationView, TierView};
+use demeter_host::view::{
+    EventView, HostView, PlaceView, PlacesView, PoolView, RelocationView, TierView, VmState, VmView,
+};
 use demeter_policy::MIB;
 use demeter_proto::shown;
 
@@ -23,6 +25,12 @@ pub fn text(view: &HostView) -> String {
             excess.slow_bytes.div_ceil(MIB)
         );
     }
+    if view.evacuates {
+        text += "evacuating: each VM gets all its memory back, until a policy is chosen\n";
+    }
+    if view.pools.len() > 1 {
+        view.pools.iter().for_each(|pool| text += &pool_line(pool));
+    }
     let mut rows = vec![
         [
             "VM",
@@ -43,7 +51,7 @@ pub fn text(view: &HostView) -> String {
         let [fast, slow] = owned(vm.owned);
         let [cost, benefit] = relocation(vm.relocation);
         [
-            vm.name.clone(),
+            label(vm),
             vm.state.to_string(),
             fast,
             (vm.target.fast_bytes / MIB).to_string(),
@@ -88,6 +96,53 @@ pub fn text(view: &HostView) -> String {
         }
     }
     text
+}
+
+/// A pool's line.
+fn pool_line(pool: &PoolView) -> String {
+    let tier = |of: fn(TierView) -> u64, nodes: &[u32]| {
+        let nodes: Vec<_> = nodes.iter().map(ToString::to_string).collect();
+        let (committed, size) = (of(pool.committed) / MIB, of(pool.size) / MIB);
+        format!("{committed} of {size} MiB on node {}", nodes.join(","))
+    };
+    format!(
+        "pool {}: fast {}, slow {}\n",
+        pool.name,
+        tier(|of| of.fast_bytes, &pool.fast_nodes),
+        tier(|of| of.slow_bytes, &pool.slow_nodes)
+    )
+}
+
+/// A VM's name, with its pool if the host has several.
+pub fn label(vm: &VmView) -> String {
+    match vm.pool.as_str() {
+        "" => vm.name.clone(),
+        pool => format!("{pool}/{}", vm.name),
+    }
+}
+
+/// Lines about VMs that do not have all their memory yet.
+pub fn not_evacuated(view: &HostView) -> Vec<String> {
+    let managed = view
+        .vms
+        .iter()
+        .filter(|vm| vm.state == VmState::Up && vm.managed_by.as_deref() != Some("history"));
+    managed
+        .filter(|vm| vm.owned != Some(vm.limit))
+        .map(|vm| {
+            let missing = match vm.owned {
+                Some(owned) => {
+                    let mib = vm.limit.sum().saturating_sub(owned.sum()).div_ceil(MIB);
+                    format!("{mib} MiB are missing")
+                }
+                None => "it does not say what it has".into(),
+            };
+            match &vm.problem {
+                Some(problem) => format!("VM {}: {missing} ({})", vm.name, shown(problem)),
+                None => format!("VM {}: {missing}", vm.name),
+            }
+        })
+        .collect()
 }
 
 /// Seconds that moves took and saved, with a word if the agent has suspended them; `-` without an agent.
@@ -142,7 +197,7 @@ pub fn event_line(event: &EventView) -> String {
 
 #[cfg(test)]
 mod tests {
-    use demeter_host::view::{LeftAloneView, VmState, VmView};
+    use demeter_host::view::LeftAloneView;
     use demeter_policy::provision::Policy;
 
     use super::*;
@@ -208,6 +263,46 @@ mod tests {
              left alone: old (512 MiB): it has 1 NUMA cells, not two\n\
              web-frontend: nobody listens\n"
         );
+    }
+
+    #[test]
+    fn several_pools_have_a_line_each_and_name_their_vms() {
+        let mib = |fast: u64, slow: u64| TierView {
+            fast_bytes: fast * MIB,
+            slow_bytes: slow * MIB,
+        };
+        let pool = |name: &str, node| PoolView {
+            name: name.into(),
+            fast_nodes: vec![node],
+            slow_nodes: vec![node + 2],
+            size: mib(100, 400),
+            committed: mib(70, 80),
+            ..PoolView::default()
+        };
+        let mut view = HostView {
+            pools: vec![pool("s0", 0), pool("s1", 1)],
+            evacuates: true,
+            vms: vec![VmView {
+                name: "db".into(),
+                pool: "s1".into(),
+                state: VmState::Up,
+                owned: Some(mib(50, 80)),
+                limit: mib(64, 80),
+                ..VmView::default()
+            }],
+            ..HostView::default()
+        };
+        let said = text(&view);
+        for line in [
+            "evacuating: each VM gets",
+            "pool s1: fast 70 of 100 MiB on node 1, slow 80 of 400 MiB on node 3\n",
+            "s1/db  up ",
+        ] {
+            assert!(said.contains(line), "{line}: {said}");
+        }
+        assert_eq!(not_evacuated(&view), ["VM db: 14 MiB are missing"]);
+        view.vms[0].owned = Some(mib(64, 80));
+        assert!(not_evacuated(&view).is_empty());
     }
 
     #[test]

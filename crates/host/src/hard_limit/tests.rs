@@ -72,6 +72,12 @@ impl FakeRoot {
         }
     }
 
+    /// Removes a node.
+    pub(crate) fn lose_node(&self, node: u32) {
+        let folder = format!("sys/devices/system/node/node{node}");
+        fs::remove_dir_all(self.path().join(folder)).unwrap();
+    }
+
     /// Replaces the process's numa_maps.
     pub(crate) fn has_pages(&self, lines: &[String]) {
         let path = format!("proc/{}/numa_maps", std::process::id());

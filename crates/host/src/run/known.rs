@@ -4,8 +4,9 @@ use demeter_policy::provision::{ProvisionerKind, Smoothed, Usage};
 use demeter_policy::{ByteCount, NodeId, PerTier, TierBytes};
 use demeter_proto::{NodeStats, Stats};
 
+use super::deciding::limits;
 use crate::config::VmConfig;
-use crate::controller::Observation;
+use crate::controller::{Limits, Observation};
 use crate::memory::Places;
 use crate::view::RelocationView;
 
@@ -16,6 +17,8 @@ const PRESSED_PERMILLE: u16 = 100;
 #[derive(Debug)]
 pub(super) struct Known {
     pub share: u32,
+    /// Its configured limits.
+    pub limits: Limits,
     pub provisioner: ProvisionerKind,
     /// Component that moves its memory between tiers.
     pub managed_by: Option<&'static str>,
@@ -46,6 +49,7 @@ impl Known {
     pub fn new(config: &VmConfig) -> Self {
         Self {
             share: config.share,
+            limits: limits(config),
             provisioner: config.provisioner,
             managed_by: None,
             nodes: config.nodes(),

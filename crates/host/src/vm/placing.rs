@@ -49,7 +49,7 @@ impl<H: Hypervisor> Placing<H> {
         }
     }
 
-    /// The memory of each tier by node; `None` if it cannot be told.
+    /// The memory of each tier by node; `None` if it cannot be counted.
     async fn count(&self, outside: &Outside) -> Option<Places> {
         let found = TierAddresses::find(&self.hypervisor, &self.memdev).await;
         let addresses = found.ok()?;
