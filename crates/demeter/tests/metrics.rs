@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use demeter_guest::status::{StatusCell, TargetStatus};
 use demeter_host::metrics;
-use demeter_host::view::{HostView, TierView, VmView};
+use demeter_host::view::{HostView, PlaceView, PlacesView, PoolView, TierView, VmView};
 
 const PAGE: &str = "docs/src/reference/metrics.md";
 const RULES: &str = "packaging/prometheus/demeter.rules.yml";
@@ -48,10 +48,20 @@ fn host() -> String {
         fast_hit: Some(0.5),
         relocation: Some(Default::default()),
         pressure: Some(0.5),
+        places: Some(PlacesView {
+            fast: vec![PlaceView { node: 0, bytes: 1 }],
+            slow: vec![],
+            elsewhere: Some(TierView::default()),
+        }),
         ..VmView::default()
+    };
+    let pool = PoolView {
+        name: "socket0".into(),
+        ..PoolView::default()
     };
     metrics::text(Arc::new(HostView {
         vms: vec![vm],
+        pools: vec![pool],
         ..HostView::default()
     }))
 }

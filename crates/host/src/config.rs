@@ -4,21 +4,30 @@
 //! the state file and take precedence.
 
 mod changes;
+mod defaults;
+mod error;
+mod pools;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use demeter_linux::nodes::Topology;
 use demeter_policy::history::HOT_ONES;
 use demeter_policy::provision::{Policy, ProvisionerKind};
 use demeter_policy::{ByteCount, MIB, NodeId, PerTier, Tier, TierBytes};
 use serde::{Deserialize, Serialize};
 
 pub use changes::KeyChange;
+pub use defaults::{Defaults, TierDefaults};
+pub use error::{At, ConfigError};
+pub use pools::{Pool, PoolConfig};
 
 use crate::VmName;
+use crate::controller::PoolName;
 use crate::hypervisor::libvirt::Libvirt;
+use error::wrong;
 
 /// Maximum number of VMs on a host.
 pub const VMS_MAX: usize = 1024;
@@ -49,8 +58,12 @@ pub struct Config {
     /// How memory is divided between VMs, until the API sets another policy.
     #[serde(default)]
     pub policy: Policy,
-    /// Memory that all VMs together may use.
-    pub pool: PoolConfig,
+    /// Memory that all VMs together may use; `[[pool]]` for several pools.
+    #[serde(deserialize_with = "pools::read", serialize_with = "pools::write")]
+    pub pool: Vec<PoolConfig>,
+    /// Values for VMs that do not set them.
+    #[serde(default)]
+    pub defaults: Defaults,
     /// The VMs, by name.
     #[serde(rename = "vm", default)]
     pub vms: BTreeMap<VmName, VmConfig>,
@@ -63,16 +76,6 @@ pub enum Discover {
     /// libvirt: each running domain that has two NUMA cells and everything its provisioner needs.
     /// Such a VM starts with its current sizes and has no guarantee.
     Libvirt,
-}
-
-/// Memory that is divided between VMs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PoolConfig {
-    /// Fast memory, MiB.
-    pub fast_mib: u64,
-    /// Slow memory, MiB.
-    pub slow_mib: u64,
 }
 
 /// Component that finds a VM's hot memory and moves it between tiers.
@@ -128,6 +131,9 @@ pub struct VmConfig {
     /// Socket of the guest agent's port (org.demeter.0). Not needed with libvirt and Cloud
     /// Hypervisor, which report it.
     pub agent: Option<PathBuf>,
+    /// The pool that the VM's memory comes from. By default the only one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<PoolName>,
     /// User that the hypervisor must run as. By default it is root or the controller's own user.
     /// With libvirt, libvirt.owner_uid applies instead.
     pub owner_uid: Option<u32>,
@@ -194,35 +200,6 @@ fn default_oom_mib() -> u64 {
     16
 }
 
-/// Reason why a configuration cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    /// The file cannot be read.
-    #[error("cannot read configuration {path}: {source}; give --config the path of a TOML file")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        source: std::io::Error,
-    },
-    /// Not TOML, an unknown key or a wrong type.
-    #[error("configuration {path}: {source}")]
-    Parse {
-        /// The file.
-        path: PathBuf,
-        /// Position and cause of the error.
-        source: Box<toml::de::Error>,
-    },
-    /// A value that is invalid, alone or together with others.
-    #[error("configuration: {what}; {hint}")]
-    Value {
-        /// The value and its fault.
-        what: String,
-        /// The value to write instead.
-        hint: &'static str,
-    },
-}
-
 impl Config {
     /// Reads and checks a configuration file.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
@@ -230,12 +207,65 @@ impl Config {
             path: path.into(),
             source,
         })?;
-        let config: Self = toml::from_str(&text).map_err(|source| ConfigError::Parse {
+        let config = Self::parse(&text).map_err(|source| ConfigError::Parse {
             path: path.into(),
             source: Box::new(source),
         })?;
-        config.check()?;
+        config.check().map_err(|error| error.located(path, &text))?;
         Ok(config)
+    }
+
+    /// Parses a file's text, and sets defaults in each VM's section.
+    fn parse(text: &str) -> Result<Self, toml::de::Error> {
+        // The text itself, because errors then have a position.
+        let config: Self = toml::from_str(text)?;
+        if config.defaults == Defaults::default() {
+            return Ok(config);
+        }
+        let mut document: toml::Table = toml::from_str(text)?;
+        defaults::fill(&mut document, &config.defaults);
+        document.try_into()
+    }
+
+    /// This configuration with the VMs of another file, and their names.
+    pub fn with_vms(&self, path: &Path) -> Result<(Self, Vec<VmName>), ConfigError> {
+        /// A file of VMs.
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Vms {
+            vm: BTreeMap<VmName, VmConfig>,
+        }
+        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+            path: path.into(),
+            source,
+        })?;
+        let parsed = toml::from_str(&text).and_then(|mut document: toml::Table| {
+            defaults::fill(&mut document, &self.defaults);
+            document.try_into::<Vms>()
+        });
+        let more = parsed.map_err(|source| ConfigError::Parse {
+            path: path.into(),
+            source: Box::new(source),
+        })?;
+        let names = more.vm.keys().cloned().collect();
+        let mut with = self.clone();
+        with.vms.extend(more.vm);
+        with.check().map_err(|error| error.located(path, &text))?;
+        Ok((with, names))
+    }
+
+    /// The pools on a machine; see [`Config::pools`]. Errors name the line in the file.
+    pub fn pools_in(
+        &self,
+        file: &Path,
+        root: &Path,
+    ) -> Result<BTreeMap<PoolName, Pool>, ConfigError> {
+        let topology = Topology::read(root).ok();
+        self.pools(topology.as_ref()).map_err(|error| {
+            // Without the file the error has no line.
+            let text = std::fs::read_to_string(file).unwrap_or_default();
+            error.located(file, &text)
+        })
     }
 
     /// Checks the rules that types cannot express.
@@ -273,31 +303,7 @@ impl Config {
                 }
             }
         }
-        for tier in Tier::ALL {
-            let pool_mib = self.pool.sizes().get(tier).0 / MIB;
-            within(&format!("pool.{tier}_mib"), pool_mib)?;
-            // Cannot overflow: a size is at most MIB_MAX, and there are at most VMS_MAX of them.
-            let sum_mib: u64 = self.vms.values().map(|vm| vm.tier(tier).size_mib).sum();
-            if sum_mib > pool_mib {
-                return Err(wrong(
-                    format!(
-                        "the VMs' {tier}.size_mib add up to {sum_mib}, pool.{tier}_mib is {pool_mib}"
-                    ),
-                    "enlarge the pool or shrink the VMs",
-                ));
-            }
-        }
-        Ok(())
-    }
-}
-
-impl PoolConfig {
-    /// The pool in bytes.
-    pub fn sizes(&self) -> TierBytes {
-        TierBytes {
-            fast: mib(self.fast_mib),
-            slow: mib(self.slow_mib),
-        }
+        self.check_pools()
     }
 }
 
@@ -356,6 +362,7 @@ impl VmConfig {
         };
         let with = Self {
             share: other.share,
+            pool: other.pool.clone(),
             fast: sizes_of(&self.fast, &other.fast),
             slow: sizes_of(&self.slow, &other.slow),
             ..self.clone()
@@ -392,6 +399,7 @@ impl VmConfig {
             libvirt: Some(name.to_string()),
             cloud_hypervisor: None,
             agent: None,
+            pool: None,
             owner_uid: None,
             manage: Manage::default(),
             history: HistoryConfig::default(),
@@ -546,13 +554,6 @@ fn within(key: &str, value_mib: u64) -> Result<(), ConfigError> {
     }
     let what = format!("{key} = {value_mib} is more than any machine has");
     Err(wrong(what, "give MiB"))
-}
-
-fn wrong(what: impl Into<String>, hint: &'static str) -> ConfigError {
-    ConfigError::Value {
-        what: what.into(),
-        hint,
-    }
 }
 
 #[cfg(test)]

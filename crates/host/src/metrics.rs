@@ -11,7 +11,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::view::{HostView, TierView, VmState, VmView};
+use crate::view::{HostView, PoolView, TierView, VmState, VmView};
 
 /// The metrics of a snapshot.
 pub fn text(view: Arc<HostView>) -> String {
@@ -26,10 +26,28 @@ pub fn text(view: Arc<HostView>) -> String {
 #[derive(Debug)]
 struct Snapshot(Arc<HostView>);
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct TierLabel {
-    tier: &'static str,
-}
+/// Labels of a figure of a pool.
+type Labels = Vec<(&'static str, String)>;
+
+/// A figure of a pool: name, help text and value.
+type PoolFigure = (&'static str, &'static str, fn(&PoolView) -> TierView);
+
+const POOL_FIGURES: [PoolFigure; 4] = [
+    ("pool", "Memory to divide between VMs", |pool| pool.size),
+    ("committed", "Memory committed to VMs", |pool| {
+        pool.committed
+    }),
+    (
+        "may_hold",
+        "Upper bound of the memory that VMs hold",
+        |pool| pool.may_hold,
+    ),
+    (
+        "excess",
+        "Memory that VMs may hold beyond the pool; no VM grows meanwhile",
+        PoolView::excess,
+    ),
+];
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct VmLabel {
@@ -40,6 +58,13 @@ struct VmLabel {
 struct VmTierLabel {
     vm: String,
     tier: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct VmNodeLabel {
+    vm: String,
+    tier: &'static str,
+    node: u32,
 }
 
 fn tiers(view: TierView) -> [(&'static str, i64); 2] {
@@ -67,23 +92,16 @@ impl Collector for Snapshot {
             None,
             violations.metric_type(),
         )?)?;
-        for (name, help, view) in [
-            ("pool", "Memory to divide between VMs", host.pool),
-            ("committed", "Memory committed to VMs", host.committed),
-            (
-                "may_hold",
-                "Upper bound of the memory that VMs hold",
-                host.may_hold,
-            ),
-            (
-                "excess",
-                "Memory that VMs may hold beyond the pool; no VM grows meanwhile",
-                host.excess(),
-            ),
-        ] {
-            let family = Family::<TierLabel, Gauge>::default();
-            for (tier, bytes) in tiers(view) {
-                family.get_or_create(&TierLabel { tier }).set(bytes);
+        for (name, help, of) in POOL_FIGURES {
+            let family = Family::<Labels, Gauge>::default();
+            // Without a name there is no label, as before there were several pools.
+            for pool in &host.pools {
+                let name = (!pool.name.is_empty()).then(|| ("pool", pool.name.clone()));
+                for (tier, bytes) in tiers(of(pool)) {
+                    let tier = Some(("tier", tier.to_owned()));
+                    let labels: Labels = [tier, name.clone()].into_iter().flatten().collect();
+                    family.get_or_create(&labels).set(bytes);
+                }
             }
             let kind = family.metric_type();
             family.encode(encoder.encode_descriptor(name, help, Some(&Unit::Bytes), kind)?)?;
@@ -143,6 +161,32 @@ impl Collector for Snapshot {
             Some(vm.guarantee)
         })?;
         by_tier("vm_limit", "Maximum memory of a VM", |vm| Some(vm.limit))?;
+        by_tier(
+            "vm_elsewhere",
+            "Memory of a VM's tier on nodes of the host that are not the tier's",
+            |vm| vm.places.as_ref()?.elsewhere,
+        )?;
+
+        let family = Family::<VmNodeLabel, Gauge>::default();
+        for vm in &host.vms {
+            let Some(places) = &vm.places else { continue };
+            for (tier, places) in [("fast", &places.fast), ("slow", &places.slow)] {
+                for place in places {
+                    let (vm, node) = (vm.name.clone(), place.node);
+                    let bytes = i64::try_from(place.bytes).unwrap_or(i64::MAX);
+                    family
+                        .get_or_create(&VmNodeLabel { vm, tier, node })
+                        .set(bytes);
+                }
+            }
+        }
+        let kind = family.metric_type();
+        family.encode(encoder.encode_descriptor(
+            "vm_on_node",
+            "Memory of a VM's tier on a node of the host",
+            Some(&Unit::Bytes),
+            kind,
+        )?)?;
 
         let mut by_vm = |name, help, of: fn(&VmView) -> Option<f64>| {
             let family = Family::<VmLabel, Gauge<f64, AtomicU64>>::default();
@@ -218,7 +262,7 @@ impl Collector for Snapshot {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::view::RelocationView;
+    use crate::view::{PlaceView, PlacesView, RelocationView};
 
     #[test]
     fn the_snapshot_is_told_by_vm_and_tier() {
@@ -234,6 +278,11 @@ mod tests {
             returned_bytes: 9,
             overruns: 2,
             fast_hit: Some(0.5),
+            places: Some(PlacesView {
+                fast: vec![PlaceView { node: 2, bytes: 5 }],
+                slow: vec![],
+                elsewhere: Some(tiers(5, 0)),
+            }),
             relocation: Some(RelocationView {
                 cost_ms: 1500,
                 benefit_ms: -250,
@@ -247,9 +296,19 @@ mod tests {
             ..VmView::default()
         };
         let text = text(Arc::new(HostView {
-            pool: tiers(100, 200),
-            committed: tiers(70, 80),
-            may_hold: tiers(130, 80),
+            pools: vec![
+                PoolView {
+                    size: tiers(100, 200),
+                    committed: tiers(70, 80),
+                    may_hold: tiers(130, 80),
+                    ..PoolView::default()
+                },
+                PoolView {
+                    name: "socket1".into(),
+                    size: tiers(5, 6),
+                    ..PoolView::default()
+                },
+            ],
             version: "1.2".into(),
             violations: 3,
             vms: vec![vm, other],
@@ -258,11 +317,14 @@ mod tests {
         for line in [
             "demeter_host_violations_total 3",
             "demeter_host_pool_bytes{tier=\"slow\"} 200",
+            "demeter_host_pool_bytes{tier=\"fast\",pool=\"socket1\"} 5",
             "demeter_host_build_info{version=\"1.2\"} 1",
             "demeter_host_may_hold_bytes{tier=\"fast\"} 130",
             "demeter_host_excess_bytes{tier=\"fast\"} 30",
             "demeter_host_excess_bytes{tier=\"slow\"} 0",
             "demeter_host_vm_may_hold_bytes{vm=\"db\",tier=\"fast\"} 77",
+            "demeter_host_vm_elsewhere_bytes{vm=\"db\",tier=\"fast\"} 5",
+            "demeter_host_vm_on_node_bytes{vm=\"db\",tier=\"fast\",node=\"2\"} 5",
             "demeter_host_vm_marked{vm=\"db\"} 0.0",
             "demeter_host_committed_bytes{tier=\"fast\"} 70",
             "demeter_host_vm_owned_bytes{vm=\"db\",tier=\"slow\"} 8",

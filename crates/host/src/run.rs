@@ -6,6 +6,7 @@
 
 mod deciding;
 mod known;
+mod places;
 
 use std::convert::Infallible;
 use std::future;
@@ -23,7 +24,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::VmName;
 use crate::api::{self, Change, Handle, ListenError, Token};
-use crate::config::{Config, Discover, Manage, VMS_MAX, VmConfig};
+use crate::config::{Config, ConfigError, Discover, Manage, VMS_MAX, VmConfig};
 use crate::controller::{Refusal, VmCommand};
 use crate::history::SharedDamon;
 use crate::hypervisor::libvirt::{Libvirt, discover};
@@ -44,8 +45,9 @@ const DESCRIPTORS_PER_VM: u64 = 8;
 /// Open files for everything else: API clients, the state file, the runtime.
 const DESCRIPTORS: u64 = 192;
 
-/// Maximum number of blocking threads: two for each VM, for its files and its hypervisor.
-const WAITING_THREADS_MAX: usize = 2 * VMS_MAX + 64;
+/// Maximum number of blocking threads: three for each VM, for its files, its hypervisor and the
+/// count of its pages.
+const WAITING_THREADS_MAX: usize = 3 * VMS_MAX + 64;
 
 /// Time limit for work in progress when the controller stops.
 const END_MAX: Duration = Duration::from_secs(2);
@@ -56,6 +58,9 @@ pub enum RunError {
     /// The state file cannot be read or written.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// A pool does not fit this machine.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
     /// The API cannot listen.
     #[error(transparent)]
     Listen(#[from] ListenError),

@@ -16,7 +16,10 @@ pub struct HostView {
     pub version: String,
     /// The policy by which memory is divided.
     pub policy: Policy,
-    /// Size of the pool.
+    /// Whether all VMs get all their memory back, whatever their limits.
+    #[serde(default)]
+    pub evacuates: bool,
+    /// Size of the pool, or of all pools together.
     pub pool: TierView,
     /// Memory committed to VMs; never more than the pool.
     pub committed: TierView,
@@ -24,6 +27,9 @@ pub struct HostView {
     /// their boot memory; no VM grows meanwhile.
     #[serde(default)]
     pub may_hold: TierView,
+    /// Each pool.
+    #[serde(default)]
+    pub pools: Vec<PoolView>,
     /// How often more was committed than the pool has. Must be 0; anything else is a bug.
     pub violations: u64,
     /// The VMs, by name.
@@ -45,18 +51,40 @@ pub struct LeftAloneView {
 }
 
 impl HostView {
-    /// Memory that VMs may hold beyond the pool.
+    /// Memory that VMs may hold beyond their pools.
     pub fn excess(&self) -> TierView {
-        TierView {
-            fast_bytes: self
-                .may_hold
-                .fast_bytes
-                .saturating_sub(self.pool.fast_bytes),
-            slow_bytes: self
-                .may_hold
-                .slow_bytes
-                .saturating_sub(self.pool.slow_bytes),
+        if self.pools.is_empty() {
+            return self.may_hold.beyond(self.pool);
         }
+        let beyond = self.pools.iter().map(PoolView::excess);
+        beyond.fold(TierView::default(), |sum, of| TierView {
+            fast_bytes: sum.fast_bytes.saturating_add(of.fast_bytes),
+            slow_bytes: sum.slow_bytes.saturating_add(of.slow_bytes),
+        })
+    }
+}
+
+/// One pool.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolView {
+    /// Its name; empty for the only pool of a host.
+    pub name: String,
+    /// The host's nodes of its fast memory; empty if unknown.
+    pub fast_nodes: Vec<u32>,
+    /// The host's nodes of its slow memory.
+    pub slow_nodes: Vec<u32>,
+    /// Its size.
+    pub size: TierView,
+    /// Memory committed to its VMs; never more than its size.
+    pub committed: TierView,
+    /// Upper bound of the memory that its VMs hold.
+    pub may_hold: TierView,
+}
+
+impl PoolView {
+    /// Memory that its VMs may hold beyond its size.
+    pub fn excess(&self) -> TierView {
+        self.may_hold.beyond(self.size)
     }
 }
 
@@ -70,6 +98,14 @@ pub struct TierView {
 }
 
 impl TierView {
+    /// The excess over `other`.
+    fn beyond(self, other: Self) -> Self {
+        Self {
+            fast_bytes: self.fast_bytes.saturating_sub(other.fast_bytes),
+            slow_bytes: self.slow_bytes.saturating_sub(other.slow_bytes),
+        }
+    }
+
     /// Both tiers together.
     pub fn sum(self) -> u64 {
         self.fast_bytes.saturating_add(self.slow_bytes)
@@ -104,6 +140,9 @@ pub enum VmState {
 pub struct VmView {
     /// Its name.
     pub name: String,
+    /// Its pool; empty for the only pool of a host.
+    #[serde(default)]
+    pub pool: String,
     /// The provisioner that changes its size.
     pub provisioner: ProvisionerKind,
     /// Component that moves its memory between tiers: `agent` or `history`; `None` until one does.
@@ -146,8 +185,31 @@ pub struct VmView {
     pub working_set_bytes: Option<u64>,
     /// Share of time in which some task of the guest waited for memory, 0 to 1.
     pub pressure: Option<f64>,
+    /// Where its memory lies on the host; `None` until its pages were counted.
+    #[serde(default)]
+    pub places: Option<PlacesView>,
     /// Current problem of the VM, for people.
     pub problem: Option<String>,
+}
+
+/// Where a VM's memory lies on the host.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct PlacesView {
+    /// Nodes of its fast memory, by number.
+    pub fast: Vec<PlaceView>,
+    /// Nodes of its slow memory, by number.
+    pub slow: Vec<PlaceView>,
+    /// Memory of each tier on nodes that are not the tier's; `None` if the tiers' nodes are unknown.
+    pub elsewhere: Option<TierView>,
+}
+
+/// Memory on a node of the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlaceView {
+    /// The node's number.
+    pub node: u32,
+    /// The memory.
+    pub bytes: u64,
 }
 
 /// Cost and benefit of an agent's moves since it started.

@@ -3,6 +3,8 @@
 //! It connects to the hypervisor, finds the VM's memory, carries out the controller's orders and
 //! reports what happens. Each VM has its own task, so a VM that does not answer delays no other.
 
+mod placing;
+
 use std::future;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
@@ -14,6 +16,7 @@ use demeter_policy::provision::ProvisionerKind;
 use demeter_policy::{ByteCount, PerTier, Pid, Tier, TierBytes};
 use demeter_proto::{BootId, RequestId, Stats};
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 
 use crate::VmName;
@@ -28,13 +31,14 @@ use crate::hypervisor::qemu::{self, Qemu};
 use crate::hypervisor::{
     AgentSocket, Channel, Connection, Event, Events, Hypervisor, HypervisorError,
 };
-use crate::memory::{HostFiles, LiveBacking, MemoryError, Owned};
+use crate::memory::{HostFiles, LiveBacking, MemoryError, Owned, Places};
 use crate::outside::{Outside, Stuck};
 use crate::process::{Opener, PeerProcess, Process};
 use crate::provisioner::balloon::Balloon;
 use crate::provisioner::virtio_balloon::VirtioBalloon;
 use crate::provisioner::virtio_mem::VirtioMem;
 use crate::provisioner::{ProvisionError, Provisioner, carry_out};
+use placing::Placing;
 
 /// First retry interval for the hypervisor's connection; it doubles up to [`PAUSE_MAX`].
 const PAUSE: Duration = Duration::from_millis(250);
@@ -76,6 +80,8 @@ pub(crate) enum News {
     Overrun(TierBytes),
     /// How the guest uses its memory.
     Usage(Stats),
+    /// Where its memory lies on the host; `None` if unknown.
+    Places(Option<Places>),
     /// The VM is managed by this component from now on.
     Managed(&'static str),
     /// The VM cannot be managed, for this reason; the task retries.
@@ -410,6 +416,9 @@ impl VmTask {
             });
             return self.manage_by_history(connection, guest).await;
         }
+        // Ends with this function.
+        let mut placing = JoinSet::new();
+        placing.spawn(self.placing(connection).run());
         match (self.config.provisioner, agent) {
             (ProvisionerKind::DemeterBalloon, Some(agent)) => {
                 let backing = self.backing(connection).await?;
@@ -443,6 +452,17 @@ impl VmTask {
                 self.serve(balloon, &mut connection.events, guest, doubted)
                     .await
             }
+        }
+    }
+
+    fn placing<H: Hypervisor>(&self, connection: &Connection<H>) -> Placing<H> {
+        Placing {
+            name: self.name.clone(),
+            hypervisor: connection.hypervisor.clone(),
+            process: connection.process,
+            memdev: PerTier::from_fn(|tier| self.config.memdev(tier)),
+            files: self.files.clone(),
+            news: self.news.clone(),
         }
     }
 

@@ -120,33 +120,51 @@ pub struct PolicyOf {
     pub resident: ByteCount,
 }
 
+/// A mapping's resident memory by node, from numa_maps.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlaceOf {
+    /// Start of the mapping.
+    pub start: GuestVirtAddr,
+    /// Resident bytes of each node that has any.
+    pub resident: Vec<(NodeId, ByteCount)>,
+}
+
 /// Parses a line: `START POLICY [file=PATH] [heap] [huge] anon=5 N0=3 N1=2 kernelpagesize_kB=4`.
-fn parse_line(line: &str) -> Option<PolicyOf> {
+fn parse_line(line: &str) -> Option<(PolicyOf, PlaceOf)> {
     let (start, rest) = line.split_once(' ')?;
     let start = GuestVirtAddr(u64::from_str_radix(start, 16).ok()?);
     let (policy, rest) = Policy::parse(rest);
-    let (mut pages, mut page_kib, mut is_hugetlb) = (0u64, 4u64, false);
+    let (mut pages, mut page_kib, mut is_hugetlb) = (vec![], 4u64, false);
     // Spaces in paths are escaped.
     for field in rest.split_ascii_whitespace() {
         match field.split_once('=') {
             None => is_hugetlb |= field == "huge",
             Some(("kernelpagesize_kB", kib)) => page_kib = kib.parse().ok()?,
             Some((node, count)) => {
-                let is_node = node
-                    .strip_prefix('N')
-                    .is_some_and(|n| n.parse::<u32>().is_ok());
-                if is_node {
-                    pages = pages.saturating_add(count.parse().ok()?);
+                let node = node.strip_prefix('N').and_then(|n| n.parse().ok());
+                if let Some(node) = node {
+                    pages.push((NodeId(node), count.parse::<u64>().ok()?));
                 }
             }
         }
     }
-    Some(PolicyOf {
+    let page_bytes = page_kib.saturating_mul(1 << 10);
+    let bytes = |pages: u64| ByteCount(pages.saturating_mul(page_bytes));
+    let sum = pages
+        .iter()
+        .fold(0, |sum: u64, of| sum.saturating_add(of.1));
+    let policy = PolicyOf {
         start,
         policy,
         is_hugetlb,
-        resident: ByteCount(pages.saturating_mul(page_kib).saturating_mul(1 << 10)),
-    })
+        resident: bytes(sum),
+    };
+    let resident = pages.into_iter().map(|(node, pages)| (node, bytes(pages)));
+    let place = PlaceOf {
+        start,
+        resident: resident.collect(),
+    };
+    Some((policy, place))
 }
 
 /// Size of a read. The kernel holds the address space's lock while it walks the mappings of one read, about five.
@@ -166,6 +184,28 @@ pub fn read_policies(
     pid: Pid,
     patience: Duration,
     mut each: impl FnMut(PolicyOf),
+) -> Result<bool, MapsError> {
+    read_lines(root, pid, patience, |(policy, _)| each(policy))
+}
+
+/// Reads where a process's mappings lie, by address, like [`read_policies`].
+///
+/// # Errors
+/// The process has ended, or it cannot be inspected.
+pub fn read_places(
+    root: &Path,
+    pid: Pid,
+    patience: Duration,
+    mut each: impl FnMut(PlaceOf),
+) -> Result<bool, MapsError> {
+    read_lines(root, pid, patience, |(_, place)| each(place))
+}
+
+fn read_lines(
+    root: &Path,
+    pid: Pid,
+    patience: Duration,
+    mut each: impl FnMut((PolicyOf, PlaceOf)),
 ) -> Result<bool, MapsError> {
     let began = Instant::now();
     let path = root.join(format!("proc/{pid}/numa_maps"));

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::bail;
 use demeter_host::config::{Config, KeyChange};
 use demeter_host::probe;
-use demeter_policy::MIB;
+use demeter_policy::{MIB, Tier};
 
 use super::client::Client;
 use crate::output;
@@ -13,7 +13,10 @@ use crate::output;
 /// Checks a file against this machine, and asks a running controller for its present configuration.
 pub fn check(file: &Path, client: &Client) -> anyhow::Result<()> {
     let config = Config::load(file)?;
-    let wrong = wrong(&config);
+    let mut wrong = wrong(&config);
+    if let Err(error) = config.pools_in(file, Path::new("/")) {
+        wrong.push(error.to_string());
+    }
     let text = match client.get::<Config>("/v1/config") {
         Ok(running) => lines(&running.changes(&config)),
         Err(_) => format!("no controller answers at {}\n", client.socket.display()),
@@ -54,7 +57,11 @@ fn wrong(config: &Config) -> Vec<String> {
     }
     let host = probe::probe(Path::new("/"));
     let has_mib: u64 = host.nodes.iter().map(|node| node.total_bytes / MIB).sum();
-    let pool_mib = config.pool.fast_mib.saturating_add(config.pool.slow_mib);
+    let sizes = config
+        .pool
+        .iter()
+        .flat_map(|pool| Tier::ALL.map(|tier| pool.size_mib(tier)));
+    let pool_mib = sizes.flatten().fold(0, u64::saturating_add);
     if has_mib > 0 && pool_mib > has_mib {
         wrong.push(format!(
             "pool: fast_mib and slow_mib are {pool_mib} MiB together, and this machine has {has_mib} MiB; \

@@ -2,6 +2,7 @@
 
 mod check;
 pub mod client;
+mod fits;
 pub mod status;
 mod tiers;
 
@@ -40,6 +41,7 @@ Examples:
   demeter host policy wss                        divides by working sets from now on
   demeter host check /etc/demeter/host.toml      what is wrong with it, and what it would change
   demeter host reload                            takes over what the file says now
+  demeter host evacuate                          gives all VMs all their memory back
   demeter host xml db                            what a libvirt domain lacks, as a patch
 
 The same over HTTP, on the controller's Unix socket:
@@ -100,6 +102,24 @@ To apply it, while the domain does not run:
     Check {
         /// The file
         #[arg(value_name = "FILE")]
+        file: PathBuf,
+        #[command(flatten)]
+        client: Client,
+    },
+    /// Give all VMs all their memory back, before the controller is removed
+    #[command(after_help = "\
+Choose a policy to end it: demeter host policy static")]
+    Evacuate {
+        /// Wait at most this many seconds until all VMs have their memory
+        #[arg(long, value_name = "S", default_value_t = 60)]
+        wait: u64,
+        #[command(flatten)]
+        client: Client,
+    },
+    /// Say whether VMs would find their memory, and how much is missing; changes nothing
+    Fits {
+        /// A file with sections as in the configuration: [vm.NAME]
+        #[arg(value_name = "VM.toml")]
         file: PathBuf,
         #[command(flatten)]
         client: Client,
@@ -191,6 +211,8 @@ pub fn host(args: Args) -> anyhow::Result<()> {
             let changes: Vec<KeyChange> = client.post_for("/v1/reload")?;
             output::print(check::lines(&changes))
         }
+        Command::Fits { file, client } => fits::fits(&file, &client),
+        Command::Evacuate { wait, client } => evacuate(&client, wait),
         Command::Watch { client } => watch(&client),
     }
 }
@@ -225,6 +247,23 @@ fn set(args: SetArgs) -> anyhow::Result<()> {
                 .problem
                 .unwrap_or("this is as near as it gets, so far".into());
             bail!("VM {name} owns {fast} MiB fast and {slow} MiB slow after {wait_s} s: {why}");
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// Asks for the evacuation and waits for its end.
+fn evacuate(client: &Client, wait_s: u64) -> anyhow::Result<()> {
+    client.post("/v1/evacuate")?;
+    let deadline = Instant::now() + Duration::from_secs(wait_s);
+    loop {
+        let view: HostView = client.get("/v1/vms")?;
+        let missing = status::not_evacuated(&view);
+        if missing.is_empty() {
+            return Ok(());
+        }
+        if Instant::now() >= deadline {
+            bail!("after {wait_s} s: {}", missing.join("; "));
         }
         std::thread::sleep(LOOK_EVERY);
     }

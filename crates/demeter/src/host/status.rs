@@ -1,6 +1,8 @@
 //! Formats the host's status for people.
 
-use demeter_host::view::{EventView, HostView, RelocationView, TierView};
+use demeter_host::view::{
+    EventView, HostView, PlaceView, PlacesView, PoolView, RelocationView, TierView, VmState, VmView,
+};
 use demeter_policy::MIB;
 use demeter_proto::shown;
 
@@ -23,6 +25,12 @@ pub fn text(view: &HostView) -> String {
             excess.slow_bytes.div_ceil(MIB)
         );
     }
+    if view.evacuates {
+        text += "evacuating: each VM gets all its memory back, until a policy is chosen\n";
+    }
+    if view.pools.len() > 1 {
+        view.pools.iter().for_each(|pool| text += &pool_line(pool));
+    }
     let mut rows = vec![
         [
             "VM",
@@ -35,6 +43,7 @@ pub fn text(view: &HostView) -> String {
             "moves s",
             "saved s",
             "provisioner",
+            "nodes",
         ]
         .map(String::from),
     ];
@@ -42,7 +51,7 @@ pub fn text(view: &HostView) -> String {
         let [fast, slow] = owned(vm.owned);
         let [cost, benefit] = relocation(vm.relocation);
         [
-            vm.name.clone(),
+            label(vm),
             vm.state.to_string(),
             fast,
             (vm.target.fast_bytes / MIB).to_string(),
@@ -55,6 +64,7 @@ pub fn text(view: &HostView) -> String {
                 Some("history") => "host (history)".into(),
                 _ => vm.provisioner.to_string(),
             },
+            nodes(vm.places.as_ref()),
         ]
     }));
     let widths: Vec<_> = (0..rows[0].len())
@@ -88,6 +98,53 @@ pub fn text(view: &HostView) -> String {
     text
 }
 
+/// A pool's line.
+fn pool_line(pool: &PoolView) -> String {
+    let tier = |of: fn(TierView) -> u64, nodes: &[u32]| {
+        let nodes: Vec<_> = nodes.iter().map(ToString::to_string).collect();
+        let (committed, size) = (of(pool.committed) / MIB, of(pool.size) / MIB);
+        format!("{committed} of {size} MiB on node {}", nodes.join(","))
+    };
+    format!(
+        "pool {}: fast {}, slow {}\n",
+        pool.name,
+        tier(|of| of.fast_bytes, &pool.fast_nodes),
+        tier(|of| of.slow_bytes, &pool.slow_nodes)
+    )
+}
+
+/// A VM's name, with its pool if the host has several.
+pub fn label(vm: &VmView) -> String {
+    match vm.pool.as_str() {
+        "" => vm.name.clone(),
+        pool => format!("{pool}/{}", vm.name),
+    }
+}
+
+/// Lines about VMs that do not have all their memory yet.
+pub fn not_evacuated(view: &HostView) -> Vec<String> {
+    let managed = view
+        .vms
+        .iter()
+        .filter(|vm| vm.state == VmState::Up && vm.managed_by.as_deref() != Some("history"));
+    managed
+        .filter(|vm| vm.owned != Some(vm.limit))
+        .map(|vm| {
+            let missing = match vm.owned {
+                Some(owned) => {
+                    let mib = vm.limit.sum().saturating_sub(owned.sum()).div_ceil(MIB);
+                    format!("{mib} MiB are missing")
+                }
+                None => "it does not say what it has".into(),
+            };
+            match &vm.problem {
+                Some(problem) => format!("VM {}: {missing} ({})", vm.name, shown(problem)),
+                None => format!("VM {}: {missing}", vm.name),
+            }
+        })
+        .collect()
+}
+
 /// Seconds that moves took and saved, with a word if the agent has suspended them; `-` without an agent.
 pub fn relocation(of: Option<RelocationView>) -> [String; 2] {
     let Some(of) = of else {
@@ -109,6 +166,22 @@ pub fn owned(tiers: Option<TierView>) -> [String; 2] {
     }
 }
 
+/// The host's nodes of fast and slow memory, those with most memory first; `-` if unknown.
+fn nodes(places: Option<&PlacesView>) -> String {
+    let of_tier = |places: &[PlaceView]| {
+        let mut places: Vec<_> = places.iter().filter(|place| place.bytes > 0).collect();
+        places.sort_by_key(|place| std::cmp::Reverse(place.bytes));
+        let numbers: Vec<_> = places.iter().map(|place| place.node.to_string()).collect();
+        match numbers.is_empty() {
+            true => "-".into(),
+            false => numbers.join(","),
+        }
+    };
+    places.map_or("-".into(), |of| {
+        format!("{} / {}", of_tier(&of.fast), of_tier(&of.slow))
+    })
+}
+
 /// A share as a percentage; `-` if unknown.
 pub fn share(share: Option<f64>) -> String {
     share.map_or("-".into(), |share| format!("{:.0} %", share * 100.0))
@@ -124,7 +197,7 @@ pub fn event_line(event: &EventView) -> String {
 
 #[cfg(test)]
 mod tests {
-    use demeter_host::view::{LeftAloneView, VmState, VmView};
+    use demeter_host::view::LeftAloneView;
     use demeter_policy::provision::Policy;
 
     use super::*;
@@ -152,6 +225,16 @@ mod tests {
                     target: mib(200, 800),
                     owned: Some(mib(250, 800)),
                     fast_hit: Some(0.987),
+                    places: Some(PlacesView {
+                        fast: [(0, 50), (2, 200)]
+                            .map(|(node, bytes)| PlaceView { node, bytes })
+                            .to_vec(),
+                        slow: vec![PlaceView {
+                            node: 2,
+                            bytes: 800,
+                        }],
+                        elsewhere: None,
+                    }),
                     relocation: Some(RelocationView {
                         cost_ms: 1530,
                         benefit_ms: -250,
@@ -174,12 +257,52 @@ mod tests {
             "policy wss, committed 300 of 1000 MiB fast, 1200 of 4000 MiB slow\n\
              VMs may be holding 74 MiB fast and 0 MiB slow beyond the pool: none is given more until they \
              have given it back\n\
-             VM            state  fast MiB  target  slow MiB  target   hit  moves s     saved s  provisioner\n\
-             db            up          250     200       800     800  99 %      1.5  -0.2 rests  demeter-balloon\n\
-             web-frontend  down          -     100         -     400     -        -           -  demeter-balloon\n\
+             VM            state  fast MiB  target  slow MiB  target   hit  moves s     saved s  provisioner      nodes\n\
+             db            up          250     200       800     800  99 %      1.5  -0.2 rests  demeter-balloon  2,0 / 2\n\
+             web-frontend  down          -     100         -     400     -        -           -  demeter-balloon  -\n\
              left alone: old (512 MiB): it has 1 NUMA cells, not two\n\
              web-frontend: nobody listens\n"
         );
+    }
+
+    #[test]
+    fn several_pools_have_a_line_each_and_name_their_vms() {
+        let mib = |fast: u64, slow: u64| TierView {
+            fast_bytes: fast * MIB,
+            slow_bytes: slow * MIB,
+        };
+        let pool = |name: &str, node| PoolView {
+            name: name.into(),
+            fast_nodes: vec![node],
+            slow_nodes: vec![node + 2],
+            size: mib(100, 400),
+            committed: mib(70, 80),
+            ..PoolView::default()
+        };
+        let mut view = HostView {
+            pools: vec![pool("s0", 0), pool("s1", 1)],
+            evacuates: true,
+            vms: vec![VmView {
+                name: "db".into(),
+                pool: "s1".into(),
+                state: VmState::Up,
+                owned: Some(mib(50, 80)),
+                limit: mib(64, 80),
+                ..VmView::default()
+            }],
+            ..HostView::default()
+        };
+        let said = text(&view);
+        for line in [
+            "evacuating: each VM gets",
+            "pool s1: fast 70 of 100 MiB on node 1, slow 80 of 400 MiB on node 3\n",
+            "s1/db  up ",
+        ] {
+            assert!(said.contains(line), "{line}: {said}");
+        }
+        assert_eq!(not_evacuated(&view), ["VM db: 14 MiB are missing"]);
+        view.vms[0].owned = Some(mib(64, 80));
+        assert!(not_evacuated(&view).is_empty());
     }
 
     #[test]

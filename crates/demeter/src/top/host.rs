@@ -156,9 +156,10 @@ fn draw(frame: &mut Frame, shown: &Shown) {
         0 => String::new(),
         count => format!("  POOL OVERBOOKED {count} TIMES"),
     };
+    let evacuates = if view.evacuates { "  EVACUATING" } else { "" };
     let in_trouble = view.vms.iter().filter(|vm| vm.problem.is_some()).count();
     let text = format!(
-        "demeter {}  policy {}  {} VMs, {in_trouble} with a problem, {} left alone{violations}",
+        "demeter {}  policy {}{evacuates}  {} VMs, {in_trouble} with a problem, {} left alone{violations}",
         view.version,
         view.policy,
         view.vms.len(),
@@ -226,7 +227,11 @@ fn vm_table(shown: &Shown, width: u16) -> Table<'_> {
     let last = (first + shown.room.get()).min(vms.len());
     let is_wide = width >= WIDE;
     let mut header = vec!["VM", "state", "fast MiB", "slow MiB", "hit"];
-    let longest = vms.iter().map(|vm| vm.name.len()).max().unwrap_or(0);
+    let longest = vms
+        .iter()
+        .map(|vm| status::label(vm).len())
+        .max()
+        .unwrap_or(0);
     let name_width = u16::try_from(longest).unwrap_or(NAME_WIDTH_MAX);
     let mut widths = vec![
         Constraint::Length(name_width.clamp(2, NAME_WIDTH_MAX)),
@@ -269,7 +274,7 @@ fn row(vm: &VmView, is_wide: bool) -> Row<'_> {
         VmState::Marked => Color::Red,
     };
     let mut cells = vec![
-        Cell::from(vm.name.as_str()),
+        Cell::from(status::label(vm)),
         Cell::from(vm.state.to_string()).style(state),
         Cell::from(fast),
         Cell::from(slow),

@@ -6,6 +6,7 @@
 //! - `PUT /v1/policy`: [`PolicyChoice`]; sets the policy that divides memory.
 //! - `GET /v1/config`: the configuration in use, as JSON.
 //! - `POST /v1/reload`: reads the configuration's file again; answers the keys that changed.
+//! - `POST /v1/evacuate`: gives every VM all its memory back, or says what is missing.
 //! - `GET /v1/events?after=N`: the last events with numbers above N, oldest first.
 //! - `GET /metrics`: for Prometheus.
 //!
@@ -79,6 +80,11 @@ pub enum Change {
         /// Channel for the answer.
         answer: oneshot::Sender<Result<(), ChangeError>>,
     },
+    /// Give every VM all its memory back.
+    Evacuate {
+        /// Channel for the answer.
+        answer: oneshot::Sender<Result<(), ChangeError>>,
+    },
     /// Read the configuration's file again.
     Reload {
         /// Channel for the answer: the keys that changed.
@@ -148,6 +154,7 @@ fn router(handle: Handle) -> Router {
         .route("/v1/policy", put(set_policy))
         .route("/v1/config", get(config))
         .route("/v1/reload", post(reload))
+        .route("/v1/evacuate", post(evacuate))
         .route("/v1/events", get(events))
         .route("/metrics", get(prometheus))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
@@ -235,6 +242,10 @@ async fn set_policy(
 async fn config(State(handle): State<Handle>) -> Response {
     let config = handle.config.borrow().clone();
     Json(&*config).into_response()
+}
+
+async fn evacuate(State(handle): State<Handle>) -> Response {
+    change(&handle, |answer| Change::Evacuate { answer }).await
 }
 
 async fn reload(State(handle): State<Handle>) -> Response {

@@ -42,6 +42,7 @@ fn handle() -> Handle {
                     };
                     answer.send(result).unwrap();
                 }
+                Change::Evacuate { answer } => answer.send(Ok(())).unwrap(),
                 Change::Reload { answer } => answer.send(Ok(vec![])).unwrap(),
                 Change::SetPolicy { policy, answer } => {
                     publish.send_modify(|view| Arc::make_mut(view).policy = policy);

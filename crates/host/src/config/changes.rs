@@ -82,6 +82,15 @@ fn compare(key: &str, old: &Value, new: &Value, changes: &mut Vec<KeyChange>) {
         }
         return;
     }
+    if let (Value::Array(before), Value::Array(after)) = (old, new)
+        && before.len() == after.len()
+        && before.iter().all(Value::is_object)
+    {
+        for (at, (old, new)) in before.iter().zip(after).enumerate() {
+            compare(&format!("{key}.{at}"), old, new, changes);
+        }
+        return;
+    }
     let shown = |value: &Value| match value {
         Value::Null => None,
         Value::String(text) => Some(text.clone()),

@@ -147,6 +147,206 @@ fn bad_values_are_named_with_the_hint() {
     assert!(checked("pool = { fast_mib = 1, slow_mib = 1 }\nvm = {}").is_err());
 }
 
+const POOLS: &str = r#"
+    [[pool]]
+    name = "s0"
+    fast_nodes = "0"
+    slow_nodes = "2"
+    fast_all_but_mib = 24
+    slow_mib = 400
+    [[pool]]
+    name = "s1"
+    fast_nodes = "1"
+    slow_nodes = "3"
+    fast_mib = 100
+    slow_all_but_mib = 0
+    [vm.a]
+    qmp = "/run/a.qmp"
+    agent = "/run/a.agent"
+    pool = "s0"
+    fast = { memdev = "m0", size_mib = 100 }
+    slow = { memdev = "m1", size_mib = 400 }
+"#;
+
+/// A machine of nodes 0 to 3, with 1024 MiB each.
+fn machine() -> Topology {
+    let node = |id| demeter_linux::nodes::Node {
+        id: NodeId(id),
+        total: ByteCount(1024 * MIB),
+        free: ByteCount(0),
+        has_cpus: id < 2,
+        cpus: vec![],
+        distances: vec![],
+        tier: None,
+        read_latency_ns: None,
+        measured_ns: None,
+    };
+    Topology {
+        nodes: (0..4).map(node).collect(),
+    }
+}
+
+#[test]
+fn two_sockets_are_two_pools() {
+    let config = checked(POOLS).unwrap();
+    let pools = config.pools(Some(&machine())).unwrap();
+    let pool = |name: &str| &pools[&PoolName(name.into())];
+    assert_eq!(pool("s0").sizes.fast, mib(1000));
+    assert_eq!(pool("s1").sizes.slow, mib(1024));
+    assert_eq!(pool("s1").nodes.slow, [NodeId(3)]);
+    // A client reads what the API shows.
+    let json = serde_json::to_string(&config).unwrap();
+    assert_eq!(serde_json::from_str::<Config>(&json).unwrap(), config);
+}
+
+#[test]
+fn bad_pools_are_named_with_line_and_hint() {
+    for (good, bad, want) in [
+        (
+            "name = \"s1\"",
+            "name = \"s0\"",
+            "bad.toml:9: pool.1.name = \"s0\" is taken",
+        ),
+        ("name = \"s1\"", "", "pool.1.name = \"\" is no name"),
+        ("name = \"s1\"", "name = \"s 1\"", "bad.toml:9: pool.1.name"),
+        ("fast_nodes = \"1\"", "", "pool.1.fast_nodes is missing"),
+        (
+            "fast_nodes = \"1\"",
+            "fast_nodes = \"x\"",
+            "pool.1.fast_nodes is no list",
+        ),
+        (
+            "fast_nodes = \"1\"",
+            "fast_nodes = \"\"",
+            "pool.1.fast_nodes is no list",
+        ),
+        (
+            "fast_nodes = \"1\"",
+            "fast_nodes = \"2\"",
+            "bad.toml:10: pool.1.fast_nodes: node 2 is named twice",
+        ),
+        (
+            "fast_nodes = \"1\"",
+            "fast_nodes = \"3\"",
+            "pool.1.slow_nodes: node 3 is named twice",
+        ),
+        (
+            "fast_nodes = \"1\"",
+            "fast_nodes = \"9\"",
+            "bad.toml:10: pool.1.fast_nodes names node 9",
+        ),
+        (
+            "fast_mib = 100",
+            "fast_mib = 1025",
+            "bad.toml:12: pool.1.fast_mib = 1025 is more than the 1024 MiB",
+        ),
+        ("fast_mib = 100", "", "pool.1.fast_mib is missing"),
+        (
+            "fast_mib = 100",
+            "fast_mib = 1\nfast_all_but_mib = 1",
+            "set beside fast_mib",
+        ),
+        (
+            "fast_all_but_mib = 24",
+            "fast_all_but_mib = 1024",
+            "pool.0.fast_all_but_mib = 1024 leaves nothing",
+        ),
+        (
+            "fast_all_but_mib = 24",
+            "fast_all_but_mib = 925",
+            "add up to 100, pool.fast_mib is 99",
+        ),
+        (
+            "slow_mib = 400",
+            "slow_mib = 399",
+            "of pool s0 add up to 400",
+        ),
+        (
+            "pool = \"s0\"",
+            "",
+            "bad.toml:14: vm.a names none of the 2 pools",
+        ),
+        (
+            "pool = \"s0\"",
+            "pool = \"s2\"",
+            "bad.toml:17: vm.a.pool = \"s2\" is not there",
+        ),
+    ] {
+        assert!(POOLS.contains(good), "{good}");
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("bad.toml");
+        let text = POOLS.replacen(good, bad, 1);
+        std::fs::write(&path, &text).unwrap();
+        let found = Config::load(&path).and_then(|config| {
+            let pools = config.pools(Some(&machine()));
+            pools.map_err(|error| error.located(&path, &text))
+        });
+        let said = found.unwrap_err().to_string();
+        assert!(said.contains(want) && !said.contains('\n'), "{bad}: {said}");
+    }
+    let discovered = format!("discover = \"libvirt\"\n{POOLS}");
+    assert!(
+        checked(&discovered)
+            .unwrap_err()
+            .contains("discover is set beside")
+    );
+    let nameless = GOOD.replace("slow_mib = 4000", "slow_all_but_mib = 1");
+    assert!(checked(&nameless).unwrap_err().contains("without nodes"));
+    assert!(
+        checked("pool = []\ndiscover = \"libvirt\"")
+            .unwrap_err()
+            .contains("pool is empty")
+    );
+}
+
+#[test]
+fn a_vm_takes_defaults_for_what_it_does_not_set() {
+    let text = "[defaults]\nshare = 7\nfast = { guarantee_mib = 50, limit_mib = 800 }\n\
+                slow = { guarantee_mib = 64 }\n";
+    let config = Config::parse(&(text.to_owned() + GOOD)).unwrap_err();
+    assert!(
+        config.to_string().contains("pool"),
+        "keys after a table are its own: {config}"
+    );
+    let config = Config::parse(&(GOOD.to_owned() + text)).unwrap();
+    config.check().unwrap();
+    let vm = |name: &str| &config.vms[&name.parse::<VmName>().unwrap()];
+    assert_eq!((vm("a").share, vm("b").share), (7, 7));
+    assert_eq!(vm("a").slow.guarantee_mib, 100, "its own");
+    assert_eq!(
+        (vm("b").slow.guarantee_mib, vm("b").fast.limit_mib),
+        (64, Some(800))
+    );
+    let own = GOOD.replace("provisioner =", "share = 9\nprovisioner =") + text;
+    let config = Config::parse(&own).unwrap();
+    assert_eq!(config.vms[&"b".parse::<VmName>().unwrap()].share, 9);
+
+    let unknown = Config::parse(&(GOOD.to_owned() + "[defaults]\nqmp = \"/q\"\n"));
+    assert!(
+        unknown
+            .unwrap_err()
+            .to_string()
+            .contains("unknown field `qmp`")
+    );
+    let found = VmConfig::of_domain(
+        &"d".parse().unwrap(),
+        ProvisionerKind::default(),
+        TierBytes {
+            fast: mib(40),
+            slow: mib(80),
+        },
+    );
+    let found = config.defaults.apply(found);
+    assert_eq!(
+        (
+            found.share,
+            found.fast.guarantee_mib,
+            found.slow.guarantee_mib
+        ),
+        (7, 40, 64)
+    );
+}
+
 #[test]
 fn a_domain_needs_little_more_than_its_name() {
     let vm = |name: &str| {

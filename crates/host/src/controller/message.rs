@@ -99,6 +99,9 @@ pub enum Refusal {
     /// There is no VM of that name.
     #[error("there is no VM '{0}'")]
     Unknown(VmName),
+    /// The VM's pool is not there.
+    #[error("the pool of VM '{0}' is not there")]
+    NoPool(VmName),
     /// There is already a VM of that name.
     #[error("there are two VMs '{0}'")]
     Twice(VmName),

@@ -49,6 +49,7 @@
 mod limits;
 mod log;
 mod message;
+mod pools;
 mod vm;
 
 use std::collections::BTreeMap;
@@ -63,6 +64,7 @@ use crate::store::Account;
 pub use limits::Limits;
 pub use log::{LogEntry, What};
 pub use message::{Millis, Observation, Order, Refusal, Ticket, VmCommand};
+pub use pools::{PoolName, Pools};
 pub use vm::{State, VmStatus};
 
 use vm::Vm;
@@ -83,6 +85,15 @@ pub struct Step {
     pub commands: Vec<VmCommand>,
     /// Log entries since the previous step.
     pub log: Vec<LogEntry>,
+}
+
+/// Obstacles to giving every VM all its memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lacking {
+    /// Memory that the pool lacks.
+    pub memory: TierBytes,
+    /// A VM that runs and cannot be given memory, and why.
+    pub vm: Option<(VmName, String)>,
 }
 
 /// Brings VMs to their desired sizes; see the module's documentation.
@@ -394,6 +405,44 @@ impl Controller {
     pub fn marks(&self) -> BTreeMap<VmName, String> {
         let mark = |(name, vm): (&VmName, &Vm)| Some((name.clone(), vm.hostile()?.to_owned()));
         self.vms.iter().filter_map(mark).collect()
+    }
+
+    /// Reasons why not every VM can have all its memory. VMs of which `has_all` is true count with
+    /// what is committed to them.
+    pub fn lacks_for_all(&self, has_all: impl Fn(&VmName) -> bool) -> Lacking {
+        let unreachable = |(name, vm): (&VmName, &Vm)| {
+            let why = vm.why_not_grown()?;
+            (!has_all(name)).then(|| (name.clone(), why))
+        };
+        let missing = |tier| {
+            let needs = |(name, vm): (&VmName, &Vm)| match has_all(name) {
+                true => vm.committed(tier),
+                false => vm.most(tier),
+            };
+            let needed = self.vms.iter().map(needs);
+            let needed = needed.fold(0, u64::saturating_add);
+            ByteCount(needed.saturating_sub(self.pools.get(tier).0))
+        };
+        Lacking {
+            memory: PerTier::from_fn(missing),
+            vm: self.vms.iter().find_map(unreachable),
+        }
+    }
+
+    /// Lifts all limits and wishes all its memory for each VM; see
+    /// [`lacks_for_all`](Self::lacks_for_all). A VM that does not run needs none.
+    pub fn give_all(&mut self, now: Millis, has_all: impl Fn(&VmName) -> bool) {
+        for (name, vm) in self.vms.iter_mut().filter(|(name, _)| !has_all(name)) {
+            vm.set_limits(Limits {
+                guarantee: TierBytes::default(),
+                limit: PerTier::from_fn(|_| ByteCount(u64::MAX)),
+                oom: ByteCount(0),
+            });
+            let wish = PerTier::from_fn(|tier| ByteCount(vm.most(tier)));
+            vm.desire(wish);
+            self.log.push(LogEntry::new(now, name, What::Desired(wish)));
+        }
+        self.accounts_changed = true;
     }
 
     fn check_pool(&self, tier: Tier, wished: u128) -> Result<(), Refusal> {

@@ -2,6 +2,7 @@ use demeter_policy::MIB;
 
 use super::*;
 
+mod fleet;
 mod world;
 
 fn bytes(mib: u64) -> ByteCount {

@@ -129,6 +129,21 @@ impl Vm {
         known.unwrap_or_else(|| self.committed(tier))
     }
 
+    /// All its memory; none while it does not run.
+    pub(super) fn most(&self, tier: Tier) -> u64 {
+        self.most.map_or(0, |most| most.get(tier).0)
+    }
+
+    /// The reason why it runs and cannot be given memory, if any.
+    pub(super) fn why_not_grown(&self) -> Option<String> {
+        self.most?;
+        match &self.state {
+            State::Here => None,
+            State::Away => Some("runs, and its agent is not connected".into()),
+            State::Hostile(reason) => Some(format!("is marked ({reason})")),
+        }
+    }
+
     pub(super) fn account(&self) -> &Account {
         &self.account
     }

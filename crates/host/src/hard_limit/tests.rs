@@ -58,6 +58,34 @@ impl FakeRoot {
         self.put("memory.current", &(mib * MIB).to_string());
     }
 
+    /// Adds nodes, each with its CPUs.
+    pub(crate) fn has_nodes(&self, nodes: &[(u32, &str)]) {
+        for (node, cpus) in nodes {
+            let folder = self
+                .path()
+                .join(format!("sys/devices/system/node/node{node}"));
+            fs::create_dir_all(&folder).unwrap();
+            let meminfo = format!("Node {node} MemTotal: 4194304 kB\nNode {node} MemFree: 1 kB\n");
+            fs::write(folder.join("meminfo"), meminfo).unwrap();
+            fs::write(folder.join("cpulist"), cpus).unwrap();
+            fs::write(folder.join("distance"), "10 10").unwrap();
+        }
+    }
+
+    /// Removes a node.
+    pub(crate) fn lose_node(&self, node: u32) {
+        let folder = format!("sys/devices/system/node/node{node}");
+        fs::remove_dir_all(self.path().join(folder)).unwrap();
+    }
+
+    /// Replaces the process's numa_maps.
+    pub(crate) fn has_pages(&self, lines: &[String]) {
+        let path = format!("proc/{}/numa_maps", std::process::id());
+        let path = self.path().join(path);
+        fs::remove_file(&path).unwrap();
+        fs::write(path, lines.join("\n") + "\n").unwrap();
+    }
+
     /// Makes every further write to memory.max fail.
     pub(crate) fn break_limit(&self) {
         let path = self.scope().join("memory.max");

@@ -2,8 +2,10 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use demeter_policy::{ByteCount, GuestPhysAddr, PerTier, PhysRange, Pid, Tier, TierBytes};
+use tokio::sync::Semaphore;
 
 use super::file::{FileId, Kind, MemoryFile};
 use super::files::{FILES_MAX, Files};
@@ -128,6 +130,8 @@ pub struct HostFiles {
     pub owners: FileOwners,
     /// VM of each process.
     pub(crate) processes: ProcessOwners,
+    /// The turn to count a VM's pages: one VM at a time.
+    pub(crate) counting: Arc<Semaphore>,
 }
 
 impl HostFiles {
@@ -152,6 +156,7 @@ impl Default for HostFiles {
             memory_paths: vec![],
             owners: FileOwners::default(),
             processes: ProcessOwners::default(),
+            counting: Arc::new(Semaphore::new(1)),
         }
     }
 }

@@ -11,6 +11,7 @@ mod live;
 mod map;
 mod named;
 mod owners;
+mod places;
 mod process;
 
 pub use file::{FileId, Kind, MemoryFile};
@@ -19,5 +20,6 @@ pub use map::{MemoryMap, Overlap, Piece};
 pub(crate) use named::{NamedFile, named_files};
 pub(crate) use owners::Owned;
 pub use owners::{FileOwners, Owners};
+pub(crate) use places::{Places, TierAddresses};
 pub(crate) use process::pinned_by;
 pub use process::{Mapped, Maps, ProcessError};

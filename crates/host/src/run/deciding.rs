@@ -1,5 +1,9 @@
 //! The deciding task: the controller, the policy and the state file.
 
+mod evacuation;
+mod reload;
+mod shown;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
@@ -15,12 +19,12 @@ use super::known::Known;
 use super::{RunError, Tasks};
 use crate::VmName;
 use crate::api::{Change, ChangeError};
-use crate::config::{Config, KeyChange, VmConfig};
-use crate::controller::{Controller, Limits, Millis, Observation, State, VmCommand, VmStatus};
+use crate::config::{Config, Pool, VmConfig};
+use crate::controller::{Limits, Millis, Observation, PoolName, Pools, State, VmCommand, VmStatus};
 use crate::hypervisor::libvirt::{Domains, LeftDomain};
 use crate::outside::Outside;
 use crate::store::{Ledger, Store};
-use crate::view::{EventLog, HostView, LeftAloneView, VmState, VmView};
+use crate::view::{EventLog, HostView};
 use crate::vm::News;
 
 /// Interval between decisions of the policy.
@@ -40,8 +44,12 @@ const FAR: Duration = Duration::from_secs(3600);
 
 /// The controller with its inputs and outputs.
 pub(super) struct Deciding {
-    controller: Controller,
+    controller: Pools,
+    /// The pools on this machine.
+    pools: BTreeMap<PoolName, Pool>,
     policy: Policy,
+    /// Whether all VMs get all their memory back, whatever their limits.
+    evacuates: bool,
     /// Whether the policy was chosen over the API.
     policy_chosen: bool,
     store: Store,
@@ -78,8 +86,9 @@ impl Deciding {
         log: EventLog,
         (view, config_out): (watch::Sender<Arc<HostView>>, watch::Sender<Arc<Config>>),
     ) -> Result<Self, RunError> {
-        let pools = config.pool.sizes();
-        let mut controller = Controller::new(pools);
+        let pools = config.pools_in(source, &tasks.files.root)?;
+        let mut controller = Pools::default();
+        controller.set(&sizes(&pools));
         let mut vms = config.vms.clone();
         let mut found = BTreeSet::new();
         for (name, account) in &ledger.accounts {
@@ -101,21 +110,28 @@ impl Deciding {
         }
         for (name, vm) in &vms {
             let kept = ledger.accounts.get(name).copied();
+            let pool = config.pool_of(vm).cloned().unwrap_or_default();
             controller
-                .add(name.clone(), limits(vm), kept, vm.sizes())
+                .add(&pool, name, limits(vm), kept, vm.sizes())
                 .map_err(|refusal| RunError::Refused {
                     vm: name.clone(),
                     refusal,
                 })?;
         }
         for (name, reason) in ledger.marks {
-            controller.mark(&name, reason);
+            if let Some(pool) = controller.of_mut(&name) {
+                pool.mark(&name, reason);
+            }
         }
         // There may be more VMs than before, or smaller pools.
-        controller.fit(Millis(0), |name| vms[name].sizes());
+        for (_, pool) in controller.iter_mut() {
+            pool.fit(Millis(0), |name| vms[name].sizes());
+        }
         let known = |(name, vm): (&VmName, &VmConfig)| (name.clone(), Known::new(vm));
         Ok(Self {
             controller,
+            pools,
+            evacuates: false,
             policy: ledger.policy.unwrap_or(config.policy),
             policy_chosen: ledger.policy.is_some(),
             store,
@@ -173,8 +189,14 @@ impl Deciding {
         Millis(self.started.elapsed().as_millis() as u64)
     }
 
-    fn take_in(&mut self, name: &VmName, news: News) {
+    fn observe(&mut self, name: &VmName, observation: Observation) {
         let now = self.now();
+        if let Some(pool) = self.controller.of_mut(name) {
+            pool.observe(now, name, observation);
+        }
+    }
+
+    fn take_in(&mut self, name: &VmName, news: News) {
         self.stale = true;
         let Some(known) = self.known.get_mut(name) else {
             return;
@@ -183,7 +205,7 @@ impl Deciding {
             News::Observation(observation) => {
                 known.heard(&observation);
                 let is_here = observation == Observation::Here;
-                self.controller.observe(now, name, observation);
+                self.observe(name, observation);
                 // Ask the policy before the first order, because until now the VM kept its initial
                 // size.
                 if is_here {
@@ -202,15 +224,14 @@ impl Deciding {
                 tracing::warn!("VM {name}: {what}");
                 self.log.push(unix_ms(), Some(name.to_string()), what);
                 // Observing again makes the VM list its held memory, which is then punched again.
-                self.controller
-                    .observe(now, name, Observation::OwnedChanged);
+                self.observe(name, Observation::OwnedChanged);
             }
             News::Usage(stats) => {
                 if known.used(&stats) {
-                    self.controller
-                        .observe(now, name, Observation::OwnedChanged);
+                    self.observe(name, Observation::OwnedChanged);
                 }
             }
+            News::Places(places) => known.places = places,
             News::Managed(by) => {
                 if known.managed_by.replace(by) != Some(by) {
                     tracing::info!("VM {name}: managed by {by}");
@@ -234,6 +255,7 @@ impl Deciding {
         let away: BTreeSet<_> = self
             .controller
             .vms()
+            .into_iter()
             .filter(|(_, vm)| vm.state == State::Away)
             .map(|(name, _)| name.clone())
             .collect();
@@ -259,6 +281,7 @@ impl Deciding {
                 continue;
             }
             let memory = vm.sizes();
+            let vm = self.config.defaults.apply(vm);
             if let Err(why) = self.take_on_one(&name, &vm) {
                 let before = self.left.get(name.as_str());
                 let is_new = before.is_none_or(|before| before.why != why);
@@ -287,11 +310,15 @@ impl Deciding {
 
     /// Adds one discovered VM. The error is the reason why it cannot be added yet.
     fn take_on_one(&mut self, name: &VmName, vm: &VmConfig) -> Result<(), String> {
+        let pool = self.config.pool_of(vm).cloned().unwrap_or_default();
         let room = |tier| {
-            let others = self.controller.vms().filter(|(of, _)| *of != name);
+            let Some(controller) = self.controller.get(&pool) else {
+                return 0;
+            };
+            let others = controller.vms().filter(|(of, _)| *of != name);
             let wished = others.map(|(_, of)| of.desired.get(tier).0);
             let wished = wished.fold(0, u64::saturating_add);
-            self.controller.pool(tier).0.saturating_sub(wished)
+            controller.pool(tier).0.saturating_sub(wished)
         };
         let (room, sizes) = (TierBytes::from_fn(|tier| ByteCount(room(tier))), vm.sizes());
         // State that an earlier controller stored.
@@ -320,9 +347,9 @@ impl Deciding {
         };
         let mark = self.controller.marks().remove(name);
         self.controller.remove(name);
-        let added = self.controller.add(name.clone(), limits(vm), kept, first);
-        if let Some(reason) = mark {
-            self.controller.mark(name, reason);
+        let added = self.controller.add(&pool, name, limits(vm), kept, first);
+        if let (Some(reason), Some(pool)) = (mark, self.controller.of_mut(name)) {
+            pool.mark(name, reason);
         }
         added.map_err(|refusal| {
             self.known.remove(name);
@@ -350,7 +377,15 @@ impl Deciding {
             }
             Change::SetTiers { vm, tiers, answer } => (answer, self.set_tiers(&vm, tiers).err()),
             Change::Forgive { vm, answer } => (answer, self.forgive(&vm).err()),
+            Change::Evacuate { answer } => {
+                let refusal = self.evacuate().err();
+                if refusal.is_none() {
+                    self.save().await;
+                }
+                (answer, refusal)
+            }
             Change::SetPolicy { policy, answer } => {
+                self.end_evacuation();
                 self.policy = policy;
                 self.policy_chosen = true;
                 self.log
@@ -367,105 +402,17 @@ impl Deciding {
         let _ = answer.send(refusal.or_else(unsaved).map_or(Ok(()), Err));
     }
 
-    /// Applies the configuration's file, all of it or nothing. Returns the keys that changed.
-    async fn reload(&mut self) -> Result<Vec<KeyChange>, ChangeError> {
-        let path = self.source.clone();
-        let reading = self
-            .outside
-            .ask("the configuration", move |_| Config::load(&path));
-        let read = reading.await.map_err(|stuck| stuck.to_string());
-        let read = read.and_then(|read| read.map_err(|error| error.to_string()));
-        let enough = |config: &Config| super::check_descriptors(config).map_err(|e| e.to_string());
-        let new = read.and_then(|config| enough(&config).map(|()| config));
-        let new = new.map_err(|why| {
-            tracing::warn!("not reloaded: {why}");
-            self.log
-                .push(unix_ms(), None, format!("not reloaded: {why}"));
-            ChangeError::Conflict(why)
-        })?;
-        let changes = self.config.changes(&new);
-        let old = std::mem::replace(&mut self.config, new.clone());
-        self.config_out.send_replace(Arc::new(new.clone()));
-        for (name, vm) in &old.vms {
-            if !new.vms.contains_key(name) {
-                self.commands.remove(name);
-                self.known.remove(name);
-                self.controller.remove(name);
-                let what = "no longer in the configuration; it keeps its memory, which no longer \
-                            counts";
-                self.log
-                    .push(unix_ms(), Some(name.to_string()), what.into());
-                continue;
-            }
-            let now = &new.vms[name];
-            if now == vm {
-                continue;
-            }
-            // Cannot fail: the VM exists and its limits were checked.
-            let _ = self.controller.set_limits(name, limits(now));
-            if vm.differs_in_sizes_only(now) {
-                if let Some(known) = self.known.get_mut(name) {
-                    known.share = now.share;
-                }
-            } else {
-                // Dropping the old sender ends the old task.
-                self.commands
-                    .insert(name.clone(), self.tasks.start(name, now));
-                self.known.insert(name.clone(), Known::new(now));
-                self.controller.observe(self.now(), name, Observation::Lost);
-            }
-            if vm.sizes() != now.sizes() && self.policy == Policy::Static {
-                self.controller.wish(self.now(), name, now.sizes());
-            }
-        }
-        for (name, vm) in &new.vms {
-            if old.vms.contains_key(name) {
-                continue;
-            }
-            // A discovered VM now belongs to its section.
-            self.found.remove(name);
-            let kept = self.controller.accounts().get(name).copied();
-            self.controller.remove(name);
-            if let Err(refusal) = self
-                .controller
-                .add(name.clone(), limits(vm), kept, vm.sizes())
-            {
-                tracing::warn!("VM {name}: {refusal}");
-                continue;
-            }
-            self.commands
-                .insert(name.clone(), self.tasks.start(name, vm));
-            self.known.insert(name.clone(), Known::new(vm));
-        }
-        self.controller.set_pools(new.pool.sizes());
-        if !self.policy_chosen {
-            self.policy = new.policy;
-        }
-        let known = self.controller.accounts();
-        self.controller
-            .fit(self.now(), |name| match new.vms.get(name) {
-                Some(vm) => vm.sizes(),
-                None => known
-                    .get(name)
-                    .map(|account| account.desired)
-                    .unwrap_or_default(),
-            });
-        for change in &changes {
-            tracing::info!("reloaded: {change}");
-            self.log
-                .push(unix_ms(), None, format!("reloaded: {change}"));
-        }
-        self.ask_policy();
-        Ok(changes)
-    }
-
     fn set_tiers(
         &mut self,
         name: &VmName,
         tiers: PerTier<Option<ByteCount>>,
     ) -> Result<(), ChangeError> {
-        let vm = self.controller.vms().find(|(vm, _)| *vm == name);
-        let (_, vm) = vm.ok_or_else(|| ChangeError::NoVm(name.clone()))?;
+        let vm = self.controller.vm(name);
+        let vm = vm.ok_or_else(|| ChangeError::NoVm(name.clone()))?;
+        if self.evacuates {
+            let why = "all VMs get all their memory back; end that with demeter host policy static";
+            return Err(ChangeError::Conflict(why.into()));
+        }
         if self.policy != Policy::Static {
             return Err(ChangeError::Conflict(format!(
                 "policy {} decides about sizes; choose policy static first",
@@ -473,16 +420,23 @@ impl Deciding {
             )));
         }
         let wish = TierBytes::from_fn(|tier| tiers.get(tier).unwrap_or(*vm.desired.get(tier)));
-        self.controller
-            .desire(self.now(), &[(name.clone(), wish)])
+        let now = self.now();
+        let pool = self.controller.of_mut(name);
+        let pool = pool.ok_or_else(|| ChangeError::NoVm(name.clone()))?;
+        pool.desire(now, &[(name.clone(), wish)])
             .map_err(|refusal| ChangeError::Conflict(refusal.to_string()))
     }
 
     fn forgive(&mut self, name: &VmName) -> Result<(), ChangeError> {
-        match self.controller.forgive(self.now(), name) {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(ChangeError::Conflict(format!("VM {name} is not marked"))),
-            Err(_) => Err(ChangeError::NoVm(name.clone())),
+        let now = self.now();
+        match self
+            .controller
+            .of_mut(name)
+            .map(|pool| pool.forgive(now, name))
+        {
+            Some(Ok(true)) => Ok(()),
+            Some(Ok(false)) => Err(ChangeError::Conflict(format!("VM {name} is not marked"))),
+            Some(Err(_)) | None => Err(ChangeError::NoVm(name.clone())),
         }
     }
 
@@ -491,44 +445,57 @@ impl Deciding {
         if self.policy == Policy::Static {
             return;
         }
-        let pools = TierBytes::from_fn(|tier| self.controller.pool(tier));
-        let vms: Vec<_> = self.controller.vms().collect();
-        let claims: Vec<_> = vms
-            .iter()
-            .map(|(name, vm)| claim(vm, &self.known[*name]))
-            .collect();
-        let wishes: Vec<_> = match provision::allocate(self.policy, pools, &claims, STEP_MIN) {
-            Ok(grants) => vms
+        let (policy, now) = (self.policy, self.now());
+        for (pool, controller) in self.controller.iter_mut() {
+            let sizes = TierBytes::from_fn(|tier| controller.pool(tier));
+            let vms: Vec<_> = controller.vms().collect();
+            let claims: Vec<_> = vms
                 .iter()
-                .zip(&claims)
-                .zip(grants)
-                .filter(|((_, claim), _)| !claim.pinned)
-                .map(|(((name, _), _), grant)| ((*name).clone(), grant))
-                .collect(),
-            Err(overbooked) => {
-                tracing::warn!("policy {}: {overbooked}", self.policy);
-                return;
+                .map(|(name, vm)| claim(vm, &self.known[*name]))
+                .collect();
+            let wishes: Vec<_> = match provision::allocate(policy, sizes, &claims, STEP_MIN) {
+                Ok(grants) => vms
+                    .iter()
+                    .zip(&claims)
+                    .zip(grants)
+                    .filter(|((_, claim), _)| !claim.pinned)
+                    .map(|(((name, _), _), grant)| ((*name).clone(), grant))
+                    .collect(),
+                Err(overbooked) => {
+                    tracing::warn!("policy {policy}: {}{overbooked}", of_pool(pool));
+                    continue;
+                }
+            };
+            if let Err(refusal) = controller.desire(now, &wishes) {
+                tracing::warn!("policy {policy}: {}{refusal}", of_pool(pool));
             }
-        };
-        if let Err(refusal) = self.controller.desire(self.now(), &wishes) {
-            tracing::warn!("policy {}: {refusal}", self.policy);
         }
     }
 
     /// Saves committed memory, then sends the commands that are due.
     async fn advance(&mut self) {
-        let step = self.controller.step(self.now());
-        self.stale |= step.accounts_changed || !step.log.is_empty();
-        for entry in step.log {
-            let vm = entry.vm.map(|vm| vm.to_string());
-            tracing::debug!("{}: {}", vm.as_deref().unwrap_or("host"), entry.what);
-            self.log.push(unix_ms(), vm, entry.what.to_string());
+        let now = self.now();
+        let (mut accounts_changed, mut commands) = (false, vec![]);
+        for (pool, controller) in self.controller.iter_mut() {
+            let step = controller.step(now);
+            accounts_changed |= step.accounts_changed;
+            self.stale |= step.accounts_changed || !step.log.is_empty();
+            commands.extend(step.commands);
+            for entry in step.log {
+                let vm = entry.vm.map(|vm| vm.to_string());
+                let what = match vm {
+                    Some(_) => entry.what.to_string(),
+                    None => format!("{}{}", of_pool(pool), entry.what),
+                };
+                tracing::debug!("{}: {what}", vm.as_deref().unwrap_or("host"));
+                self.log.push(unix_ms(), vm, what);
+            }
         }
-        if step.accounts_changed || self.unsaved.is_some() {
+        if accounts_changed || self.unsaved.is_some() {
             self.save().await;
         }
         if self.unsaved.is_none() {
-            for command in step.commands {
+            for command in commands {
                 // If the task is busy or has given up, the command becomes overdue and is then
                 // repeated.
                 if let Some(task) = self.commands.get(&command.vm) {
@@ -564,35 +531,23 @@ impl Deciding {
         }
         self.unsaved = failed;
     }
+}
 
-    fn publish(&mut self) {
-        self.stale = false;
-        let vms = self.controller.vms();
-        let view = HostView {
-            version: env!("CARGO_PKG_VERSION").into(),
-            policy: self.policy,
-            pool: TierBytes::from_fn(|tier| self.controller.pool(tier)).into(),
-            committed: TierBytes::from_fn(|tier| self.controller.committed(tier)).into(),
-            may_hold: TierBytes::from_fn(|tier| self.controller.may_hold(tier)).into(),
-            violations: self.controller.violations(),
-            vms: vms
-                .map(|(name, vm)| vm_view(name, vm, &self.known[name]))
-                .collect(),
-            left_alone: self.left.iter().map(left_view).collect(),
-        };
-        self.view.send_replace(Arc::new(view));
+/// The sizes of pools.
+fn sizes(pools: &BTreeMap<PoolName, Pool>) -> BTreeMap<PoolName, TierBytes> {
+    let size = |(name, pool): (&PoolName, &Pool)| (name.clone(), pool.sizes);
+    pools.iter().map(size).collect()
+}
+
+/// The beginning of a line about a pool, if it has a name.
+fn of_pool(pool: &PoolName) -> String {
+    match pool.0.as_str() {
+        "" => String::new(),
+        name => format!("pool {name}: "),
     }
 }
 
-fn left_view((name, domain): (&String, &LeftDomain)) -> LeftAloneView {
-    LeftAloneView {
-        name: name.clone(),
-        why: domain.why.clone(),
-        memory_bytes: domain.memory.0,
-    }
-}
-
-fn limits(vm: &VmConfig) -> Limits {
+pub(super) fn limits(vm: &VmConfig) -> Limits {
     let limits = vm.limits();
     Limits {
         guarantee: vm.guarantees(),
@@ -617,40 +572,6 @@ fn claim(vm: &VmStatus, known: &Known) -> provision::Claim {
         },
         usage: known.usage,
         pinned,
-    }
-}
-
-fn vm_view(name: &VmName, vm: VmStatus, known: &Known) -> VmView {
-    let oom = |tier| match tier {
-        Tier::Fast => 0,
-        Tier::Slow => vm.limits.oom.0,
-    };
-    let target = |tier| ByteCount(vm.desired.get(tier).0.saturating_sub(oom(tier)));
-    let (state, lie) = match vm.state {
-        State::Here => (VmState::Up, None),
-        State::Away => (VmState::Down, None),
-        State::Hostile(lie) => (VmState::Marked, Some(lie)),
-    };
-    VmView {
-        name: name.to_string(),
-        provisioner: known.provisioner,
-        managed_by: known.managed_by.map(Into::into),
-        state,
-        desired: vm.desired.into(),
-        target: TierBytes::from_fn(target).into(),
-        committed: vm.committed.into(),
-        owned: vm.owned.map(Into::into),
-        may_hold: vm.may_hold.into(),
-        guarantee: vm.limits.guarantee.into(),
-        limit: vm.limits.limit.into(),
-        returned_bytes: known.returned.0,
-        overruns: known.overruns,
-        overrun: known.overrun.into(),
-        fast_hit: known.fast_hit,
-        relocation: known.relocation,
-        working_set_bytes: known.usage.and_then(|usage| Some(usage.working_set?.0)),
-        pressure: known.pressure,
-        problem: lie.or_else(|| known.trouble.clone()).or(vm.reason),
     }
 }
 

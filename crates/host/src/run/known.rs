@@ -4,8 +4,10 @@ use demeter_policy::provision::{ProvisionerKind, Smoothed, Usage};
 use demeter_policy::{ByteCount, NodeId, PerTier, TierBytes};
 use demeter_proto::{NodeStats, Stats};
 
+use super::deciding::limits;
 use crate::config::VmConfig;
-use crate::controller::Observation;
+use crate::controller::{Limits, Observation};
+use crate::memory::Places;
 use crate::view::RelocationView;
 
 /// Stall share above which a guest counts as under memory pressure.
@@ -15,6 +17,8 @@ const PRESSED_PERMILLE: u16 = 100;
 #[derive(Debug)]
 pub(super) struct Known {
     pub share: u32,
+    /// Its configured limits.
+    pub limits: Limits,
     pub provisioner: ProvisionerKind,
     /// Component that moves its memory between tiers.
     pub managed_by: Option<&'static str>,
@@ -35,6 +39,8 @@ pub(super) struct Known {
     pub relocation: Option<RelocationView>,
     /// Share of time in which some task waited for memory.
     pub pressure: Option<f64>,
+    /// Where its memory lies on the host, if known.
+    pub places: Option<Places>,
     /// Memory that the driver has given back by itself since the guest's boot.
     oom_returned: ByteCount,
 }
@@ -43,6 +49,7 @@ impl Known {
     pub fn new(config: &VmConfig) -> Self {
         Self {
             share: config.share,
+            limits: limits(config),
             provisioner: config.provisioner,
             managed_by: None,
             nodes: config.nodes(),
@@ -55,6 +62,7 @@ impl Known {
             fast_hit: None,
             relocation: None,
             pressure: None,
+            places: None,
             oom_returned: ByteCount(0),
         }
     }
@@ -73,6 +81,7 @@ impl Known {
             self.fast_hit = None;
             self.relocation = None;
             self.pressure = None;
+            self.places = None;
             self.oom_returned = ByteCount(0);
         }
     }

@@ -238,6 +238,11 @@ impl State {
         })
     }
 
+    /// Address of a tier's memory in the hypervisor's process.
+    pub fn host_address(&self, tier: Tier) -> u64 {
+        self.boot.get(tier).address
+    }
+
     /// Writes a nonce to the guest's last page in a node, which no test holds.
     pub fn show(&self, node: NodeId, nonce: Nonce) -> Option<GuestPhysAddr> {
         let (_, mapping, offset) = self.layout().into_iter().rfind(|part| part.0 == node)?;

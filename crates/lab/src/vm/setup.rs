@@ -98,6 +98,7 @@ impl ControllerSetup {
                 libvirt: vm.domain.clone(),
                 cloud_hypervisor: None,
                 agent: vm.domain.is_none().then(|| agent_socket(&vm.folder)),
+                pool: None,
                 owner_uid: None,
                 provisioner: self.provisioner,
                 share: vm.share,
@@ -121,10 +122,8 @@ impl ControllerSetup {
             libvirt: self.libvirt.clone(),
             discover: None,
             policy: Policy::Static,
-            pool: PoolConfig {
-                fast_mib: self.pool.fast_mib,
-                slow_mib: self.pool.slow_mib,
-            },
+            pool: vec![PoolConfig::of(self.pool.fast_mib, self.pool.slow_mib)],
+            defaults: Default::default(),
             vms: vms.collect::<Result<_, Error>>()?,
         })
     }
@@ -157,7 +156,7 @@ mod tests {
         setup.write(dir.path()).unwrap();
         let config = Config::load(&dir.path().join(CONFIG)).unwrap();
         assert_eq!(config, setup.config(dir.path()).unwrap());
-        assert_eq!((config.pool.fast_mib, config.pool.slow_mib), (200, 800));
+        assert_eq!(config.pool, [PoolConfig::of(200, 800)]);
         let vm = &config.vms[&"a".parse().unwrap()];
         assert_eq!((vm.provisioner, vm.share), (setup.provisioner, 2));
         let tier = |tier: &TierConfig| (tier.size_mib, tier.limit_mib, tier.guarantee_mib);

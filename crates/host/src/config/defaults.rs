@@ -1,0 +1,103 @@
+//! Defaults: values for all VMs that do not say otherwise.
+
+use std::collections::BTreeMap;
+
+use demeter_policy::provision::ProvisionerKind;
+use serde::{Deserialize, Serialize};
+use toml::{Table, Value};
+
+use super::{TierConfig, VmConfig};
+use crate::controller::PoolName;
+
+/// Values for VMs whose sections do not set them, and for discovered VMs.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Defaults {
+    /// The pool.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pool: Option<PoolName>,
+    /// How a VM's size is changed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub provisioner: Option<ProvisionerKind>,
+    /// Weight under the policy "shares".
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub share: Option<u32>,
+    /// Out-of-memory allowance, MiB.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub oom_mib: Option<u64>,
+    /// Extra memory of the hard limit, MiB.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hard_limit_extra_mib: Option<u64>,
+    /// Fast memory.
+    #[serde(default, skip_serializing_if = "TierDefaults::is_empty")]
+    pub fast: TierDefaults,
+    /// Slow memory.
+    #[serde(default, skip_serializing_if = "TierDefaults::is_empty")]
+    pub slow: TierDefaults,
+}
+
+/// Values for a tier of VMs.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TierDefaults {
+    /// Minimum size of the tier, MiB.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guarantee_mib: Option<u64>,
+    /// Maximum size of the tier, MiB.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit_mib: Option<u64>,
+}
+
+impl Defaults {
+    /// A discovered VM with these values.
+    pub(crate) fn apply(&self, vm: VmConfig) -> VmConfig {
+        let tier = |of: TierConfig, with: &TierDefaults| TierConfig {
+            // It begins with what it has, whatever that is.
+            guarantee_mib: with.guarantee_mib.unwrap_or_default().min(of.size_mib),
+            limit_mib: with.limit_mib.map(|limit| limit.max(of.size_mib)),
+            ..of
+        };
+        VmConfig {
+            share: self.share.unwrap_or(vm.share),
+            oom_mib: self.oom_mib.unwrap_or(vm.oom_mib),
+            hard_limit_extra_mib: self.hard_limit_extra_mib,
+            fast: tier(vm.fast, &self.fast),
+            slow: tier(vm.slow, &self.slow),
+            ..vm
+        }
+    }
+}
+
+impl TierDefaults {
+    fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Sets what `defaults` has and a VM's section has not, in all sections of a document.
+pub(super) fn fill(document: &mut Table, defaults: &Defaults) {
+    // Plain data, so serialization cannot fail.
+    let defaults = Table::try_from(defaults).unwrap_or_default();
+    let Some(Value::Table(vms)) = document.get_mut("vm") else {
+        return;
+    };
+    for (_, vm) in vms.iter_mut() {
+        if let Value::Table(vm) = vm {
+            add(vm, &defaults);
+        }
+    }
+}
+
+/// Adds the keys of `more` that a table does not have.
+fn add(table: &mut Table, more: &Table) {
+    let more: BTreeMap<_, _> = more.iter().collect();
+    for (key, value) in more {
+        match (table.get_mut(key), value) {
+            (None, value) => {
+                table.insert(key.clone(), value.clone());
+            }
+            (Some(Value::Table(own)), Value::Table(value)) => add(own, value),
+            (Some(_), _) => {}
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Takes over a changed configuration while VMs run.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use demeter_policy::provision::Policy;
+
+use super::{Deciding, limits, sizes, unix_ms};
+use crate::VmName;
+use crate::api::ChangeError;
+use crate::config::{Config, KeyChange, Pool, VmConfig};
+use crate::controller::{Observation, PoolName};
+use crate::run::check_descriptors;
+use crate::run::known::Known;
+use crate::store::Account;
+
+impl Deciding {
+    /// Applies the configuration's file, all of it or nothing. Returns the keys that changed.
+    pub(super) async fn reload(&mut self) -> Result<Vec<KeyChange>, ChangeError> {
+        let path = self.source.clone();
+        let reading = self
+            .outside
+            .ask("the configuration", move |_| Config::load(&path));
+        let read = reading.await.map_err(|stuck| stuck.to_string());
+        let read = read.and_then(|read| read.map_err(|error| error.to_string()));
+        let enough = |config: &Config| check_descriptors(config).map_err(|e| e.to_string());
+        let new = read.and_then(|config| enough(&config).map(|()| config));
+        let new = new.map_err(|why| self.not_reloaded(why))?;
+        let pools = self.pools_of(&new).map_err(|why| self.not_reloaded(why))?;
+        let changes = self.config.changes(&new);
+        let old = std::mem::replace(&mut self.config, new.clone());
+        self.config_out.send_replace(Arc::new(new.clone()));
+        for name in old.vms.keys().filter(|name| !new.vms.contains_key(*name)) {
+            self.commands.remove(name);
+            self.known.remove(name);
+            self.controller.remove(name);
+            let what =
+                "no longer in the configuration; it keeps its memory, which no longer counts";
+            self.log
+                .push(unix_ms(), Some(name.to_string()), what.into());
+        }
+        // VMs of a pool that goes, or that change their pool, take their accounts along.
+        let (accounts, marks) = (self.controller.accounts(), self.controller.marks());
+        self.pools = pools;
+        self.controller.set(&sizes(&self.pools));
+        for (name, now) in &new.vms {
+            match old.vms.get(name) {
+                Some(before) if self.controller.pool_of(name) == new.pool_of(now) => {
+                    if before != now {
+                        self.change(name, before, now);
+                    }
+                }
+                _ => self.place(name, now, accounts.get(name).copied(), marks.get(name)),
+            }
+        }
+        if !self.policy_chosen {
+            self.policy = new.policy;
+        }
+        let (known, now) = (self.controller.accounts(), self.now());
+        for (_, pool) in self.controller.iter_mut() {
+            pool.fit(now, |name| match new.vms.get(name) {
+                Some(vm) => vm.sizes(),
+                None => known.get(name).map(|of| of.desired).unwrap_or_default(),
+            });
+        }
+        for change in &changes {
+            tracing::info!("reloaded: {change}");
+            self.log
+                .push(unix_ms(), None, format!("reloaded: {change}"));
+        }
+        self.ask_policy();
+        Ok(changes)
+    }
+
+    fn not_reloaded(&self, why: String) -> ChangeError {
+        tracing::warn!("not reloaded: {why}");
+        let what = format!("not reloaded: {why}");
+        self.log.push(unix_ms(), None, what);
+        ChangeError::Conflict(why)
+    }
+
+    /// The pools of a new configuration on this machine.
+    fn pools_of(&self, new: &Config) -> Result<BTreeMap<PoolName, Pool>, String> {
+        let pools = new.pools_in(&self.source, &self.tasks.files.root);
+        let pools = pools.map_err(|error| error.to_string())?;
+        if !self.found.is_empty() && !pools.keys().eq(self.pools.keys()) {
+            return Err(
+                "pool.name has changed, and discovered VMs use the pool; start the controller again"
+                    .into(),
+            );
+        }
+        Ok(pools)
+    }
+
+    /// Changes a VM that stays in its pool.
+    fn change(&mut self, name: &VmName, before: &VmConfig, now: &VmConfig) {
+        let at = self.now();
+        let is_static = self.policy == Policy::Static;
+        if let Some(pool) = self.controller.of_mut(name) {
+            // Cannot fail: the VM exists and its limits were checked.
+            let _ = pool.set_limits(name, limits(now));
+            if before.sizes() != now.sizes() && is_static {
+                pool.wish(at, name, now.sizes());
+            }
+        }
+        if before.differs_in_sizes_only(now) {
+            if let Some(known) = self.known.get_mut(name) {
+                known.share = now.share;
+                known.limits = limits(now);
+            }
+        } else {
+            self.start_task(name, now);
+            self.observe(name, Observation::Lost);
+        }
+    }
+
+    /// Adds a VM to its pool, with the account that it had in another one or as a discovered VM.
+    fn place(
+        &mut self,
+        name: &VmName,
+        vm: &VmConfig,
+        kept: Option<Account>,
+        mark: Option<&String>,
+    ) {
+        self.found.remove(name);
+        self.controller.remove(name);
+        let pool = self.config.pool_of(vm).cloned().unwrap_or_default();
+        let added = self
+            .controller
+            .add(&pool, name, limits(vm), kept, vm.sizes());
+        if let Err(refusal) = added {
+            tracing::warn!("VM {name}: {refusal}");
+            return;
+        }
+        if let (Some(reason), Some(pool)) = (mark, self.controller.of_mut(name)) {
+            pool.mark(name, reason.clone());
+        }
+        self.start_task(name, vm);
+    }
+
+    /// Starts a VM's task. A former one ends, because its sender is dropped.
+    fn start_task(&mut self, name: &VmName, vm: &VmConfig) {
+        self.commands
+            .insert(name.clone(), self.tasks.start(name, vm));
+        self.known.insert(name.clone(), Known::new(vm));
+    }
+}

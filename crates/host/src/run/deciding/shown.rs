@@ -1,0 +1,118 @@
+//! The snapshot of the host that the API shows.
+
+use std::sync::Arc;
+
+use demeter_policy::{ByteCount, PerTier, Tier, TierBytes};
+
+use super::Deciding;
+use crate::VmName;
+use crate::config::Pool;
+use crate::controller::{Controller, PoolName, State, VmStatus};
+use crate::hypervisor::libvirt::LeftDomain;
+use crate::run::known::Known;
+use crate::run::places;
+use crate::view::{HostView, LeftAloneView, PoolView, VmState, VmView};
+
+impl Deciding {
+    /// Replaces the API's snapshot.
+    pub(super) fn publish(&mut self) {
+        self.stale = false;
+        let vm = |(name, vm): (&VmName, VmStatus)| {
+            let pool = self.controller.pool_of(name);
+            let nodes = pool
+                .and_then(|pool| self.pools.get(pool))
+                .map(|of| &of.nodes);
+            let nodes = nodes.cloned().unwrap_or_default();
+            let mut view = vm_view(name, vm, &self.known[name], &nodes);
+            view.pool = pool.map(|pool| pool.0.clone()).unwrap_or_default();
+            view
+        };
+        let pool = |(name, pool): (&PoolName, &Pool)| {
+            let controller = self.controller.get(name)?;
+            Some(pool_view(name, pool, controller))
+        };
+        let view = HostView {
+            version: env!("CARGO_PKG_VERSION").into(),
+            policy: self.policy,
+            evacuates: self.evacuates,
+            pool: self.controller.sum(|pool, tier| pool.pool(tier).0).into(),
+            committed: self
+                .controller
+                .sum(|pool, tier| pool.committed(tier).0)
+                .into(),
+            may_hold: self
+                .controller
+                .sum(|pool, tier| pool.may_hold(tier).0)
+                .into(),
+            pools: self.pools.iter().filter_map(pool).collect(),
+            violations: self.controller.violations(),
+            vms: self.controller.vms().into_iter().map(vm).collect(),
+            left_alone: self.left.iter().map(left_view).collect(),
+        };
+        self.view.send_replace(Arc::new(view));
+    }
+}
+
+fn pool_view(name: &PoolName, pool: &Pool, controller: &Controller) -> PoolView {
+    let numbers = |tier| pool.nodes.get(tier).iter().map(|node| node.0).collect();
+    PoolView {
+        name: name.0.clone(),
+        fast_nodes: numbers(Tier::Fast),
+        slow_nodes: numbers(Tier::Slow),
+        size: TierBytes::from_fn(|tier| controller.pool(tier)).into(),
+        committed: TierBytes::from_fn(|tier| controller.committed(tier)).into(),
+        may_hold: TierBytes::from_fn(|tier| controller.may_hold(tier)).into(),
+    }
+}
+
+fn left_view((name, domain): (&String, &LeftDomain)) -> LeftAloneView {
+    LeftAloneView {
+        name: name.clone(),
+        why: domain.why.clone(),
+        memory_bytes: domain.memory.0,
+    }
+}
+
+fn vm_view(
+    name: &VmName,
+    vm: VmStatus,
+    known: &Known,
+    nodes: &PerTier<Vec<demeter_policy::NodeId>>,
+) -> VmView {
+    let oom = |tier| match tier {
+        Tier::Fast => 0,
+        Tier::Slow => vm.limits.oom.0,
+    };
+    let target = |tier| ByteCount(vm.desired.get(tier).0.saturating_sub(oom(tier)));
+    let (state, lie) = match vm.state {
+        State::Here => (VmState::Up, None),
+        State::Away => (VmState::Down, None),
+        State::Hostile(lie) => (VmState::Marked, Some(lie)),
+    };
+    VmView {
+        name: name.to_string(),
+        pool: String::new(),
+        provisioner: known.provisioner,
+        managed_by: known.managed_by.map(Into::into),
+        state,
+        desired: vm.desired.into(),
+        target: TierBytes::from_fn(target).into(),
+        committed: vm.committed.into(),
+        owned: vm.owned.map(Into::into),
+        may_hold: vm.may_hold.into(),
+        guarantee: vm.limits.guarantee.into(),
+        limit: vm.limits.limit.into(),
+        returned_bytes: known.returned.0,
+        overruns: known.overruns,
+        overrun: known.overrun.into(),
+        fast_hit: known.fast_hit,
+        relocation: known.relocation,
+        working_set_bytes: known.usage.and_then(|usage| Some(usage.working_set?.0)),
+        pressure: known.pressure,
+        places: known.places.as_ref().map(|of| places::view(of, nodes)),
+        problem: lie
+            .or_else(|| known.trouble.clone())
+            .or(vm.reason)
+            .or_else(|| places::problem(known.places.as_ref()?, nodes)),
+    }
+}
