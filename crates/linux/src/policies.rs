@@ -327,7 +327,9 @@ mod tests {
             ("7f00 defaults", Policy::Unknown, false, 0),
             ("7f00 bind:x", Policy::Unknown, false, 0),
         ] {
-            let found = parse_line(line).unwrap();
+            let (found, places) = parse_line(line).unwrap();
+            let by_node: u64 = places.resident.iter().map(|(_, bytes)| bytes.0).sum();
+            assert_eq!(by_node, found.resident.0, "{line}");
             assert_eq!(found.start, GuestVirtAddr(0x7f00));
             assert_eq!(
                 (found.policy, found.is_hugetlb),
