@@ -13,6 +13,8 @@ use serde_json::{Value, json};
 use crate::address_heat::{AddressHeat, HeatRange};
 use crate::output;
 
+const NS_PER_MS: u64 = 1_000_000;
+
 /// Size of the output buffer, bytes.
 const OUTPUT_BYTES: usize = 1 << 16;
 
@@ -184,13 +186,13 @@ impl Epoch {
                 moved.blocks += blocks.len();
                 moved.bytes += blocks.iter().map(|r| r.bytes.0).sum::<u64>();
             }
-            Request::Sleep { epochs } => return self.end(decision.epoch, epochs, all),
+            Request::Sleep { epochs } => return self.end(&decision, epochs, all),
             Request::Refresh | Request::Samples { .. } | Request::Reclaim => {}
         }
         None
     }
 
-    fn end(&mut self, epoch: u32, sleep: u32, all: bool) -> Option<String> {
+    fn end(&mut self, decision: &Decision<'_>, sleep: u32, all: bool) -> Option<String> {
         let Self {
             looked_up,
             nodes_read,
@@ -200,7 +202,7 @@ impl Epoch {
         if !all && promoted.blocks + demoted.blocks == 0 {
             return None;
         }
-        let mut line = format!("epoch {epoch:6}");
+        let mut line = format!("epoch {:6}", decision.epoch);
         for (what, moved) in [("promote", promoted), ("demote", demoted)] {
             if moved.blocks > 0 {
                 let mib = moved.bytes as f64 / MIB as f64;
@@ -211,6 +213,14 @@ impl Epoch {
         let _ = write!(
             line,
             "  looked up {looked_up} blocks, read the nodes {nodes_read} times, sleep {sleep}"
+        );
+        let balance = decision.balance;
+        let _ = write!(
+            line,
+            ";  so far moves took {} ms and saved {} ms{}",
+            balance.cost_ns / NS_PER_MS,
+            balance.benefit_ns / NS_PER_MS as i64,
+            if balance.is_resting { ", resting" } else { "" }
         );
         Some(line)
     }
@@ -242,7 +252,11 @@ fn line_of(decision: Decision<'_>) -> Value {
                 "blocks": blocks.iter().map(block).collect::<Vec<_>>(),
             })
         }
-        Request::Sleep { epochs } => json!({ "epochs": epochs }),
+        Request::Sleep { epochs } => json!({
+            "epochs": epochs,
+            "moves_cost_ms": decision.balance.cost_ns / NS_PER_MS,
+            "moves_benefit_ms": decision.balance.benefit_ns / NS_PER_MS as i64,
+        }),
         _ => json!({}),
     };
     if let (Some(line), Value::Object(more)) = (line.as_object_mut(), more) {

@@ -3,7 +3,7 @@
 use std::io::Read;
 
 use demeter_policy::RankedRange;
-use demeter_policy::engine::{ByHeat, Engine, Figures, Request};
+use demeter_policy::engine::{Balance, ByHeat, Engine, Figures, Request};
 
 use super::events::RecordedEvent;
 use super::format::Fault;
@@ -16,6 +16,8 @@ pub struct Decision<'a> {
     pub epoch: u32,
     /// Ranges of all processes at the last plan, the hottest first.
     pub ranking: &'a [RankedRange],
+    /// Cost and benefit of moves so far.
+    pub balance: Balance,
     /// The engine's request.
     pub request: Request<'a>,
 }
@@ -94,6 +96,7 @@ pub fn replay<R: Read>(
                 show(Decision {
                     epoch,
                     ranking: engine.ranking(),
+                    balance: engine.balance(),
                     request,
                 });
                 replayed.decisions += 1;

@@ -164,8 +164,11 @@ impl Observer {
             ..Round::default()
         };
         let mut chosen: Vec<(Pid, Block)> = vec![];
-        let is_mapped = |&(pid, block): &(Pid, Block)| self.memory.index(pid, block).is_some();
-        let wanted = self.wanted.iter().copied().filter(is_mapped);
+        let may_look = |&(pid, block): &(Pid, Block)| {
+            let state = self.memory.state(pid, block);
+            state.is_some_and(|state| !is_first || !state.is_known())
+        };
+        let wanted = self.wanted.iter().copied().filter(may_look);
         chosen.extend(wanted.take(size / 2));
         let is_due = |&(pid, block, rung): &(Pid, Block, usize)| {
             let state = self.memory.state(pid, block);
@@ -320,7 +323,9 @@ impl Observer {
         let page_bytes = found.page_bytes.map_or(page_bytes, NonZero::get);
         let entries = (BLOCK_SIZE as f64 / page_bytes as f64).max(1.0);
         let (looks, rung) = (look.pass.looks, look.rung);
-        let seen = estimate::observe(pending.at, interval, looks, found.accesses, entries);
+        let mut seen = estimate::observe(pending.at, interval, looks, found.accesses, entries);
+        // Without a flush, pages that stay in a TLB look untouched.
+        seen.is_least |= !look.pass.is_flushed && found.accesses > 0;
         let is_always = found.accesses >= looks;
         let is_never = found.accesses == 0;
         let (next, way) = match pending.way {

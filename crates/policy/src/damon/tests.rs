@@ -99,6 +99,21 @@ fn a_page_that_hides_in_the_tlb_from_short_looks_keeps_its_lower_bound() {
 }
 
 #[test]
+fn what_looks_without_a_flush_find_is_a_lower_bound() {
+    let (mut observer, mut now) = (observer(1), Duration::ZERO);
+    let (mut bounds, mut estimates) = (0, 0);
+    for _ in 0..12 {
+        let look = pass(&mut observer, &mut now);
+        let found = look.pass.looks - u32::from(!look.pass.is_flushed);
+        for told in answer(&mut observer, &look, |_, _| found, BLOCK_SIZE) {
+            bounds += u32::from(told.is_least);
+            estimates += u32::from(!told.is_least);
+        }
+    }
+    assert!(bounds > 0 && estimates == 0, "{bounds} {estimates}");
+}
+
+#[test]
 fn neighbours_of_a_newly_hot_block_are_next() {
     let (mut observer, mut now) = (observer(100_000), Duration::ZERO);
     while observer.unknown() > 0 || !observer.round.is_over() {

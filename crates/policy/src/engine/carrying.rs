@@ -116,6 +116,14 @@ impl<S: Strategy> Engine<S> {
             moved += r.bytes.0.saturating_sub(left.0);
             if left.0 == 0 {
                 let way = (level, direction);
+                let below = match direction {
+                    Direction::Promotion => self.residency.get(r.pid, r.block),
+                    Direction::Demotion => Some(*spread),
+                };
+                let process = self.processes.get(&r.pid).filter(|_| !is_ordered);
+                if let (Some(process), Some(below)) = (process, below) {
+                    (self.strategy).crossed(&process.classifier, r.block, way, &below);
+                }
                 self.residency.moved(r.pid, r.block, way, *spread);
             } else {
                 self.residency.set(r.pid, r.block, *spread);

@@ -7,7 +7,7 @@ use crate::heat::Heat;
 use crate::rule::{self, Balance, EpochEnd, Rule};
 use crate::{
     Away, Block, ByLevel, ByteCount, ClassifiedRange, FillThreshold, GuestVirtAddr, Level, Pid,
-    Plan, RankedRange, Situation, VirtRange,
+    Plan, RankedRange, Situation, Spread, VirtRange,
 };
 
 /// A classifier: separates the hot memory of one process from the cold.
@@ -165,6 +165,17 @@ pub trait Strategy {
         let _ = (direction, tried, took_ns, is_ordered);
     }
 
+    /// Notes that a block has crossed the boundary below a tier; `below` is its place on the slower side.
+    fn crossed(
+        &mut self,
+        classifier: &Self::Classifier,
+        block: Block,
+        way: (Level, Direction),
+        below: &Spread,
+    ) {
+        let _ = (classifier, block, way, below);
+    }
+
     /// Maximum number of blocks in one batch.
     fn batch_blocks(&self) -> usize {
         BATCH_BLOCKS
@@ -231,6 +242,10 @@ impl Strategy for ByHeat {
 
     fn moved(&mut self, direction: Direction, tried: ByteCount, took_ns: u64, is_ordered: bool) {
         self.0.moved(direction, tried, took_ns, is_ordered);
+    }
+
+    fn crossed(&mut self, heat: &Heat, block: Block, way: (Level, Direction), below: &Spread) {
+        self.0.crossed(heat, block, way, below);
     }
 
     fn batch_blocks(&self) -> usize {

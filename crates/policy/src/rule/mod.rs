@@ -13,8 +13,9 @@
 //!    fast one, and so on; while fast memory is free a promotion needs no partner.
 //! 3. A token bucket pays for exchanges. It begins with a quarter of a second for each CPU and gains 0.3 % of the machine's
 //!    time. It gains what memory earns that was moved, and loses what that memory loses, compared with where it lay first.
-//!    Income that was steady for sixteen seconds is lent for another sixteen. When the bucket is empty, blocks may
-//!    only go back to where they lay first. Moves that have lost as much as it held at first, and still lose, are undone.
+//!    Income that was steady for up to sixteen seconds is lent for as long again. What a block would have earned before it was
+//!    moved counts for that, once moved memory is seen to earn. When the bucket is empty, blocks may only go back to where
+//!    they lay first. Moves that have lost as much as it held at first, and still lose, are undone.
 //!
 //! So a hot set that is ten times thinner is moved ten times later, and no horizon has to be known. The rule is that of one
 //! boundary between two tiers; with more tiers it is applied to each boundary, the fastest first. Blocks may have any size:
@@ -38,8 +39,8 @@ mod scan;
 mod shares;
 
 use crate::engine::{Direction, Gain};
-use crate::heat::{WINDOWS, window_s};
-use crate::{Away, BLOCK_SIZE, ByLevel, ByteCount, Level};
+use crate::heat::{Heat, WINDOWS, window_s};
+use crate::{Away, BLOCK_SIZE, Block, ByLevel, ByteCount, Level, Spread};
 pub(crate) use pairs::plan;
 use price::Price;
 use scan::Scan;
@@ -54,7 +55,7 @@ const TRICKLE: f64 = 0.003;
 /// Tokens at first, seconds for each CPU: a few exchanges on the slowest machine known. At most a second is kept.
 const TOKENS_S: f64 = 0.25;
 
-/// Income counts as steady that was there in each of the first three windows, the longest of sixteen seconds.
+/// Income counts as steady that was there lately, and in each of the windows of four and sixteen seconds.
 const STEADY_WINDOWS: usize = 3;
 
 /// Blocks that a plan moves each way while nobody knows what that costs: two make a price.
@@ -118,7 +119,7 @@ pub struct Rule {
     fresh: ByLevel<ByLevel<Fresh>>,
     /// Seconds since somebody has looked.
     unseen_s: f64,
-    /// Income from moved memory over each of the shortest windows, seconds a second.
+    /// Income from moved memory, seconds a second: lately, and over the windows of four and sixteen seconds.
     income: [f64; STEADY_WINDOWS],
     /// The extra cost of an event in each tier compared with the fastest, seconds.
     event_s: ByLevel<f64>,
@@ -181,12 +182,19 @@ impl Rule {
         let cpus = f64::from(self.gain.cpus);
         self.tokens_s += TRICKLE * cpus * end.elapsed_s;
         self.unseen_s += end.elapsed_s;
-        if !end.is_repeat && self.unseen_s > 0.0 {
+        if end.is_repeat {
+            // What was seen a second ago says less and less of what memory earns now.
+            self.income[0] *= window_s(0) / (window_s(0) + end.elapsed_s);
+        } else if self.unseen_s > 0.0 {
             self.event_s = self.gain.event_s(end.rate);
             let earned_s = self.earned_s(end);
             self.tokens_s += earned_s;
             for (window, income) in self.income.iter_mut().enumerate() {
-                let memory_s = window_s(window) + self.unseen_s;
+                let memory_s = self.unseen_s
+                    + match window {
+                        0 => 0.0,
+                        _ => window_s(window),
+                    };
                 *income += (earned_s - *income * self.unseen_s) / memory_s;
             }
             self.balance.benefit_ns = self
@@ -244,6 +252,26 @@ impl Rule {
             let cpus = f64::from(self.gain.cpus);
             self.tokens_s = (self.tokens_s - took_ns as f64 * 1e-9).max(-cpus);
             self.balance.cost_ns = self.balance.cost_ns.saturating_add(took_ns);
+        }
+    }
+
+    /// Takes note that a block has crossed the boundary below a tier; `below` is its place on the slower side. What it
+    /// would have earned in the longer windows counts as income of these.
+    pub(crate) fn crossed(
+        &mut self,
+        heat: &Heat,
+        block: Block,
+        (level, direction): (Level, Direction),
+        below: &Spread,
+    ) {
+        let extra_s = self.extra_s(level, below, below.resident().0);
+        let gain_s = match direction {
+            Direction::Promotion => extra_s,
+            Direction::Demotion => -extra_s,
+        };
+        for (window, income) in self.income.iter_mut().enumerate().skip(1) {
+            let events = heat.estimate(window, block).rate * heat.span_s(window);
+            *income += events * gain_s / window_s(window);
         }
     }
 

@@ -299,7 +299,7 @@ fn root_deviation(count: f64, variance: f64) -> f64 {
 
 impl Rule {
     /// The extra cost of an event in memory below a tier, of which there are `bytes`, compared with that tier, seconds.
-    fn extra_s(&self, level: Level, spread: &Spread, bytes: u64) -> f64 {
+    pub(super) fn extra_s(&self, level: Level, spread: &Spread, bytes: u64) -> f64 {
         let extra = |slower: Level| {
             let part = spread.0.get(slower).0 as f64 / bytes.max(1) as f64;
             part * (self.event_s.get(slower) - self.event_s.get(level))

@@ -123,6 +123,13 @@ impl World {
             for r in relocations {
                 let to_fast = direction == Direction::Promotion;
                 let way = (Level::First, direction);
+                let below = self.residency.get(r.pid, r.block).unwrap();
+                let below = match direction {
+                    Direction::Promotion => below,
+                    Direction::Demotion => place(false).into(),
+                };
+                let heat = &self.heats.iter().find(|(pid, _)| *pid == r.pid).unwrap().1;
+                self.rule.crossed(heat, r.block, way, &below);
                 self.residency
                     .moved(r.pid, r.block, way, place(to_fast).into());
                 let free = &mut self.room.fast_free.0;
@@ -217,6 +224,32 @@ fn free_fast_memory_is_filled_first() {
         world.apply(&plan);
     }
     assert_eq!(world.in_fast(1), 30);
+}
+
+#[test]
+fn what_was_hot_before_it_was_moved_is_trusted_once_it_earns() {
+    let mut world = World::new(&[(1, 10, 90)], 0);
+    let hot = |_, b: u64| if (50..60).contains(&b) { 40 } else { 0 };
+    for _ in 0..8 {
+        world.epoch(hot);
+    }
+    let plan = world.plan();
+    assert!(!plan.promotions.is_empty());
+    let before_s = world.rule.spendable_s();
+    world.apply(&plan);
+    assert!(
+        world.rule.spendable_s() < before_s,
+        "nothing has earned yet"
+    );
+    let mut cold = world.clone();
+    let benefit_ns = world.rule.balance().benefit_ns;
+    world.epoch(hot);
+    let earned_s = (world.rule.balance().benefit_ns - benefit_ns) as f64 * 1e-9;
+    assert!(earned_s > 0.0);
+    let lent_s = world.rule.spendable_s() - world.rule.tokens_s;
+    assert!(lent_s > 2.0 * earned_s, "{lent_s} {earned_s}");
+    cold.epoch(|_, _| 0);
+    assert!(cold.rule.spendable_s() <= cold.rule.tokens_s);
 }
 
 #[test]
