@@ -200,7 +200,7 @@ fn key(source: &Path, patches: &[PathBuf]) -> anyhow::Result<String> {
 
 fn build(source: &Path, patches: &[PathBuf], built: &Path) -> anyhow::Result<()> {
     eprintln!(
-        "building {}: about ten minutes on two idle cores, and 700 MB of disk meanwhile",
+        "building {}: about five minutes on two idle cores, and 700 MB of disk meanwhile",
         source.display()
     );
     let began = Instant::now();

@@ -33,6 +33,9 @@
  * so long without a miss. That time is counted as `lag_ns`. A slowdown of the vCPU that does not
  * stop it, such as a lower clock, is not detected.
  *
+ * Where the guest's clock counts instructions (crates/lab/emulator), a delay advances that clock and takes no time of
+ * the host's. Then nothing is lag.
+ *
  * An emulator whose CPUs have a sampling unit gets each miss and its cost, whether `armed` is set or not.
  *
  * While `period` is not 0, every period-th load that user code does at a user address, that
@@ -85,6 +88,23 @@ static const struct layout *layout; /* the one that fits; NULL while none is kno
 static struct demeter_control *control;
 static uint64_t spin_ticks_min, slack_ticks, lag_ticks_min;
 static double ns_per_tick;
+static bool is_model_clock; /* a tick is a nanosecond of the guest's, or else of the time-stamp counter */
+
+static uint64_t now_ticks(void)
+{
+	return is_model_clock ? (uint64_t)qemu_plugin_clock() : __rdtsc();
+}
+
+static void wait_until(uint64_t now, uint64_t due)
+{
+	if (is_model_clock) {
+		if (due > now)
+			qemu_plugin_wait(due - now);
+		return;
+	}
+	while (__rdtsc() < due)
+		;
+}
 
 /* A miss of `ticks`: waits until it is done, now or together with the next ones. */
 static void pay(struct vcpu *vcpu, uint64_t ticks)
@@ -92,19 +112,18 @@ static void pay(struct vcpu *vcpu, uint64_t ticks)
 	vcpu->owed_ticks += ticks;
 	if (vcpu->owed_ticks < spin_ticks_min)
 		return;
-	uint64_t now = __rdtsc();
+	uint64_t now = now_ticks();
 	uint64_t start = now - slack_ticks;
 	if (vcpu->due_ticks < start) {
 		uint64_t late_ticks = now - vcpu->due_ticks;
 
-		if (vcpu->due_ticks && late_ticks > lag_ticks_min)
+		if (!is_model_clock && vcpu->due_ticks && late_ticks > lag_ticks_min)
 			ring_count_lag(&vcpu->ring, (uint64_t)((double)late_ticks * ns_per_tick));
 		vcpu->due_ticks = start;
 	}
 	vcpu->due_ticks += vcpu->owed_ticks;
 	vcpu->owed_ticks = 0;
-	while (__rdtsc() < vcpu->due_ticks)
-		;
+	wait_until(now, vcpu->due_ticks);
 }
 
 /* The vCPU was halted, so the time since is not lag. */
@@ -127,7 +146,9 @@ static void miss(unsigned int index, qemu_plugin_meminfo_t info, uint64_t gva, u
 	uint64_t reported = qemu_plugin_hwaddr_phys_addr(hwaddr);
 	const struct layout *known = __atomic_load_n(&layout, __ATOMIC_ACQUIRE);
 	const struct range *range = known ? range_at(known, reported) : NULL;
-	ring_count_miss(&vcpu->ring, !range);
+	/* Before the guest has shown its pages no miss falls in a tier. */
+	if (armed || period)
+		ring_count_miss(&vcpu->ring, !range);
 	if (!range)
 		return;
 
@@ -325,7 +346,7 @@ static bool parse(struct arguments *arguments, int argc, char **argv)
 static void set_costs(const struct arguments *arguments)
 {
 	double line_bytes = 1 << LINE_SHIFT; /* bytes / (10^9 bytes a second) = nanoseconds */
-	double ticks_per_ns = measure_ticks_per_ns();
+	double ticks_per_ns = is_model_clock ? 1 : measure_ticks_per_ns();
 	double stretched = (double)arguments->dilation * ticks_per_ns;
 
 	for (unsigned int socket = 0; socket < arguments->sockets; socket++) {
@@ -392,6 +413,7 @@ QEMU_PLUGIN_EXPORT int qemu_plugin_install(qemu_plugin_id_t id, const qemu_info_
 			info->system.max_vcpus);
 		return 1;
 	}
+	is_model_clock = qemu_plugin_clock && qemu_plugin_clock() >= 0;
 	sizes = (struct sizes){ 0 };
 	if (!parse(&arguments, argc, argv))
 		return 1;

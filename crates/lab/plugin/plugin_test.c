@@ -18,6 +18,19 @@ static bool is_store;
 static qemu_plugin_vcpu_tb_trans_cb_t translate;
 static qemu_plugin_vcpu_cb_t resume;
 
+/* The guest's clock, where it is not the host's. */
+static int64_t guest_ns = -1;
+
+int64_t qemu_plugin_clock(void)
+{
+	return guest_ns;
+}
+
+void qemu_plugin_wait(uint64_t ns)
+{
+	guest_ns += (int64_t)ns;
+}
+
 /* The emulator's calls of what was registered, as its version makes them. */
 static void emulator_translates(void)
 {
@@ -534,6 +547,29 @@ static void test_lag(void)
 	control->armed = 0;
 }
 
+/* A delay moves the guest's clock by what the vCPU has not worked meanwhile. */
+static void test_model_clock(void)
+{
+	struct vcpu vcpu = { .ring = vcpus[1].ring };
+	uint64_t cost = spin_ticks_min + 1000, lag_ns = vcpu.ring.lag_ns;
+
+	is_model_clock = true;
+	guest_ns = 1000000000;
+	vcpu.due_ticks = (uint64_t)guest_ns;
+	pay(&vcpu, cost);
+	assert(guest_ns == 1000000000 + (int64_t)cost);
+	int64_t start_ns = guest_ns;
+	guest_ns += 300;
+	pay(&vcpu, cost);
+	assert(guest_ns == start_ns + (int64_t)cost);
+	/* A second without a miss is the guest's own. */
+	guest_ns = start_ns += 1000000000;
+	pay(&vcpu, cost);
+	assert(guest_ns == start_ns && vcpu.ring.lag_ns == lag_ns);
+	is_model_clock = false;
+	guest_ns = -1;
+}
+
 int main(int argc, char **argv)
 {
 	if (argc != 2)
@@ -550,6 +586,7 @@ int main(int argc, char **argv)
 	test_delay();
 	test_sockets();
 	test_lag();
+	test_model_clock();
 	test_what_fits_no_layout();
 	return 0;
 }

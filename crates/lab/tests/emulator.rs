@@ -3,11 +3,12 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::{panic, thread};
 
 use demeter_lab::{Lab, Repetition};
 use demeter_outcome::SystemResult;
-use demeter_scenario::{Scenario, System};
+use demeter_scenario::{Clock, Scenario, System};
 use libtest_mimic::{Arguments, Trial};
 
 fn main() {
@@ -18,7 +19,7 @@ fn main() {
             false
         }
     };
-    let tests: [(&str, fn()); 5] = [
+    let tests: [(&str, fn()); 6] = [
         (
             "the_hot_set_is_found_by_samples_of_the_kernel",
             the_hot_set_is_found_by_samples_of_the_kernel,
@@ -38,6 +39,10 @@ fn main() {
         (
             "a_unit_that_falls_silent_is_replaced",
             a_unit_that_falls_silent_is_replaced,
+        ),
+        (
+            "a_run_by_the_models_clock_does_not_feel_the_hosts_load",
+            a_run_by_the_models_clock_does_not_feel_the_hosts_load,
         ),
     ];
     let trials = tests.map(|(name, test)| {
@@ -59,15 +64,23 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Runs the smallest scenario under the agent with further properties of the CPUs. Returns its result and its agent's log.
-fn run(cpu_properties: &[&str]) -> (SystemResult, String) {
+/// A run of the agent in the smallest scenario.
+struct Run {
+    system: SystemResult,
+    /// The agent's log.
+    log: String,
+}
+
+/// Runs the smallest scenario under the agent with further properties of the CPUs. Its clock is the model's: a busy host
+/// changes nothing.
+fn run(cpu_properties: &[&str]) -> Run {
     let logs = tempfile::tempdir().unwrap();
     let lab = Lab {
         cpu_properties: cpu_properties.iter().map(|it| (*it).to_owned()).collect(),
         keep_logs: Some(logs.path().into()),
         ..lab().unwrap()
     };
-    let mut scenario = Scenario::load(&root().join("scenarios/ci.toml")).unwrap();
+    let mut scenario = ci();
     scenario.systems = vec![System::Demeter];
     let stop = AtomicBool::new(false);
     let once = Repetition::default();
@@ -76,46 +89,88 @@ fn run(cpu_properties: &[&str]) -> (SystemResult, String) {
     let log = fs::read_to_string(logs.path().join("ci-demeter-agent.log")).unwrap();
     let system = result.systems.remove(0);
     assert_eq!(system.verify_errors, Some(0), "{log}");
-    (system, log)
+    Run { system, log }
+}
+
+impl Run {
+    /// Mean and steady speed.
+    fn speeds(&self) -> [f64; 2] {
+        let speed = self.system.speed.as_ref().expect("a speed");
+        [speed.mean, speed.steady].map(|speed| speed.expect("it was measured"))
+    }
+
+    fn says(&self, what: &str) {
+        assert!(self.log.contains(what), "{what} is not in: {}", self.log);
+    }
+}
+
+fn ci() -> Scenario {
+    let mut scenario = Scenario::load(&root().join("scenarios/ci.toml")).unwrap();
+    scenario.lab.clock = Clock::Model;
+    // The limit counts the host's seconds.
+    scenario.lab.timeout_s = 1200;
+    scenario
 }
 
 /// Whether the hot set came to be in fast memory.
-fn assert_moved(system: &SystemResult, log: &str) {
+fn assert_moved(Run { system, log }: &Run) {
     let hot = system.hot_in_fast_final;
     assert!(hot >= Some(0.9), "{hot:?}\n{log}");
 }
 
 fn the_hot_set_is_found_by_samples_of_the_kernel() {
-    let (system, log) = run(&[]);
-    assert!(log.contains("tracker: perf"), "{log}");
-    assert_moved(&system, &log);
+    let run = run(&[]);
+    run.says("tracker: perf");
+    assert_moved(&run);
 }
 
 fn a_unit_that_loses_and_interrupts_without_need_does() {
-    let (system, log) = run(&["x-ibs-lose=50", "x-ibs-spurious=5"]);
-    assert!(log.contains("tracker: perf"), "{log}");
-    assert_moved(&system, &log);
+    let run = run(&["x-ibs-lose=50", "x-ibs-spurious=5"]);
+    run.says("tracker: perf");
+    assert_moved(&run);
 }
 
 fn without_addresses_another_tracker_is_taken() {
-    let (system, log) = run(&["x-ibs-addresses=off"]);
-    assert!(log.contains("gave no address"), "{log}");
-    assert!(log.contains("tracker: lab"), "{log}");
-    assert_moved(&system, &log);
+    let run = run(&["x-ibs-addresses=off"]);
+    run.says("gave no address");
+    run.says("tracker: lab");
+    assert_moved(&run);
 }
 
 fn without_a_unit_another_tracker_is_taken() {
-    let (system, log) = run(&["ibs=off"]);
-    assert!(log.contains("tracker: lab"), "{log}");
-    assert_moved(&system, &log);
+    let run = run(&["ibs=off"]);
+    run.says("tracker: lab");
+    assert_moved(&run);
 }
 
 fn a_unit_that_falls_silent_is_replaced() {
-    let (system, log) = run(&["x-ibs-silent-after=100"]);
-    assert!(
-        log.contains("tracker: perf") && log.contains("silent"),
-        "{log}"
-    );
-    assert!(log.contains("tracker: lab"), "{log}");
-    assert_moved(&system, &log);
+    let run = run(&["x-ibs-silent-after=100"]);
+    run.says("tracker: perf");
+    run.says("silent");
+    run.says("tracker: lab");
+    assert_moved(&run);
+}
+
+/// A busy core each: with the host's clock the guest would be half as fast.
+fn a_run_by_the_models_clock_does_not_feel_the_hosts_load() {
+    /// The host's events, such as those of the console, come between other instructions.
+    const BOUND: f64 = 0.03;
+    let quiet = run(&[]).speeds();
+    let stop = AtomicBool::new(false);
+    let loaded = thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, |it| it.get()) {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        let run = panic::catch_unwind(|| run(&[]).speeds());
+        stop.store(true, Ordering::Relaxed);
+        run.unwrap_or_else(|panic| panic::resume_unwind(panic))
+    });
+    println!("mean and steady speed: {quiet:?} Mops, {loaded:?} on a busy host");
+    for (quiet, loaded) in quiet.into_iter().zip(loaded) {
+        assert!((loaded / quiet - 1.0).abs() <= BOUND, "{quiet} {loaded}");
+    }
 }

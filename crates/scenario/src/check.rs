@@ -6,7 +6,9 @@ use crate::dirty_logging;
 use crate::fault::{at_least_one, refuse_if, within};
 use crate::provision_check::check_provision;
 use crate::workload::THREADS_MAX;
-use crate::{Error, Lab, Machine, MachinePlace, Place, Scenario, Sim, System, Tier, Workload};
+use crate::{
+    Clock, Error, Lab, Machine, MachinePlace, Place, Scenario, Sim, System, Tier, Workload,
+};
 
 /// Longest timed phase, seconds. A longer run on an emulated machine shows nothing new.
 const DURATION_MAX_S: u64 = 3600;
@@ -69,6 +71,7 @@ impl Scenario {
         self.check_oracle()?;
         self.check_fit()?;
         check_lab(&self.lab)?;
+        self.check_clock()?;
         check_sim(&self.sim)?;
         self.check_translation()?;
         self.check_dirty_logging()?;
@@ -83,6 +86,26 @@ impl Scenario {
             None => THREADS_MAX,
         };
         within("machine.vcpus", self.machine.vcpus, 1..=most)
+    }
+
+    /// Rejects a clock of the model's own where the host's clock matters: a host answers provisioned VMs by its own.
+    fn check_clock(&self) -> Result<(), String> {
+        if self.lab.clock == Clock::Host {
+            return Ok(());
+        }
+        let vcpus = self.machine.vcpus;
+        let wrong = [
+            (vcpus != 1, format!("machine.vcpus = {vcpus}: must be 1")),
+            (
+                self.machine.place == MachinePlace::Host,
+                "remove machine.place = \"host\"".into(),
+            ),
+            (self.provision.is_some(), "remove provision".into()),
+        ];
+        match wrong.into_iter().find(|(is_wrong, _)| *is_wrong) {
+            Some((_, hint)) => Err(format!("lab.clock = \"model\": {hint}, or the clock")),
+            None => Ok(()),
+        }
     }
 
     fn check_systems(&self) -> Result<(), String> {
@@ -366,6 +389,25 @@ mod tests {
         assert!(fleet.contains("one sampling unit"), "{fleet}");
         let varied = refused(&|s| s.vary = vec![toml::Table::new()]);
         assert!(varied.contains("does not go with vary"), "{varied}");
+    }
+
+    #[test]
+    fn a_clock_of_the_models_own_is_for_one_cpu_alone() {
+        let said = |change: &dyn Fn(&mut Scenario)| {
+            let mut s = scenario();
+            s.machine.vcpus = 1;
+            s.lab.clock = Clock::Model;
+            change(&mut s);
+            s.check().map_err(|error| error.to_string())
+        };
+        said(&|_| ()).unwrap();
+        let cpus = said(&|s| s.machine.vcpus = 2).unwrap_err();
+        assert!(cpus.contains("machine.vcpus = 2: must be 1"), "{cpus}");
+        let host = said(&|s| {
+            s.machine.place = MachinePlace::Host;
+            s.systems = vec![System::HLinux];
+        });
+        assert!(host.unwrap_err().contains("remove machine.place"));
     }
 
     proptest! {

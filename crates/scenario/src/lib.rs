@@ -27,7 +27,9 @@ pub use dirty_logging::{DirtyLogging, Isa, LoggedTask, MmuLock, Split};
 pub use grid::{Axis, Grid, NoAxis, Point};
 pub use node::MachineNode;
 pub use provision::{Crashes, Provision, Provisioner, ResizeCycle, Soak, Through, Variant, Vm};
-pub use scenario::{Cpu, Curve, Error, Lab, Machine, MachinePlace, Scenario, Sim, Thp, Tier};
+pub use scenario::{
+    Clock, Cpu, Curve, Error, Lab, Machine, MachinePlace, Scenario, Sim, Thp, Tier,
+};
 pub use settings::Settings;
 pub use translation::{Pages, Translation, TranslationMode};
 pub use vary::{Case, Published};

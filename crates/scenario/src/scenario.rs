@@ -160,6 +160,19 @@ pub struct Lab {
     pub dilation: u64,
     /// Time limit of a VM, without the timed phase, seconds.
     pub timeout_s: u64,
+    /// Which clock the guest has.
+    pub clock: Clock,
+}
+
+/// The clock of the lab's guests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Clock {
+    /// The host's: results vary with the host's load.
+    #[default]
+    Host,
+    /// The modelled machine's: it counts instructions and the delays of memory. Needs `--emulator exact`.
+    Model,
 }
 
 impl Default for Lab {
@@ -167,6 +180,7 @@ impl Default for Lab {
         Self {
             dilation: 8,
             timeout_s: 240,
+            clock: Clock::Host,
         }
     }
 }

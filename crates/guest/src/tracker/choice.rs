@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::damon::DamonTracker;
 use super::lab::LabTracker;
 use super::perf::PerfTracker;
+use super::retry::Retry;
 use super::{Settings, Tracker, TrackerError};
 
 /// The configured tracker.
@@ -33,7 +34,8 @@ pub struct PassedOver {
     pub why: TrackerError,
 }
 
-type Open = fn(&Settings) -> Result<Box<dyn Tracker>, TrackerError>;
+/// Opens a tracker.
+pub(super) type Open = fn(&Settings) -> Result<Box<dyn Tracker>, TrackerError>;
 
 /// All trackers, best first.
 const TRACKERS: [(Choice, Open); 3] = [
@@ -48,18 +50,23 @@ const TRACKERS: [(Choice, Open); 3] = [
     }),
 ];
 
-/// Opens the configured tracker, or the first that works; returns the failed ones.
+/// Opens the configured tracker, or the first that works; returns the failed ones, which are tried again from time to
+/// time.
 pub fn choose(
     want: Choice,
     settings: &Settings,
 ) -> Result<(Box<dyn Tracker>, Vec<PassedOver>), TrackerError> {
     let mut passed_over = Vec::new();
-    for (choice, open) in TRACKERS {
+    for (at, (choice, open)) in TRACKERS.into_iter().enumerate() {
         if want != Choice::Auto && want != choice {
             continue;
         }
         match open(settings) {
-            Ok(tracker) => return Ok((tracker, passed_over)),
+            Ok(tracker) if passed_over.is_empty() => return Ok((tracker, passed_over)),
+            Ok(tracker) => {
+                let retry = Retry::new(tracker, &TRACKERS[..at], settings);
+                return Ok((Box::new(retry), passed_over));
+            }
             Err(why) if want != Choice::Auto => return Err(why),
             Err(why) => passed_over.push(PassedOver {
                 tracker: choice.into(),

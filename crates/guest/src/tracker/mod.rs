@@ -9,6 +9,7 @@ pub mod damon;
 pub mod lab;
 mod owners;
 pub mod perf;
+mod retry;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -171,6 +172,14 @@ pub enum TrackerError {
         /// The proof that failed.
         why: String,
     },
+    /// A better tracker than this one works now.
+    #[error("tracker {tracker}: {better} works now, and takes its place")]
+    Outdone {
+        /// The tracker's name.
+        tracker: &'static str,
+        /// The better one's.
+        better: &'static str,
+    },
     /// Shared memory has an impossible value.
     #[error("tracker {tracker}: corrupt ring: {what}")]
     Corrupt {
@@ -185,7 +194,9 @@ impl TrackerError {
     /// Whether a tracker may work later: this one, once no other process uses what it needs, or another in its place.
     pub fn is_temporary(&self) -> bool {
         match self {
-            Self::Taken { .. } | Self::Held { .. } | Self::Silent { .. } => true,
+            Self::Taken { .. } | Self::Held { .. } | Self::Silent { .. } | Self::Outdone { .. } => {
+                true
+            }
             Self::NoneWorks(passed_over) => {
                 passed_over.iter().any(|passed| passed.why.is_temporary())
             }

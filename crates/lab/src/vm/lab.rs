@@ -8,7 +8,7 @@ use std::time::Duration;
 use demeter_guest::config::Config;
 use demeter_guest::tracker::Choice;
 use demeter_policy::provision::ProvisionerKind;
-use demeter_scenario::{MachinePlace, Provision, Scenario, Settings, System, Workload};
+use demeter_scenario::{Clock, MachinePlace, Provision, Scenario, Settings, System, Workload};
 
 use super::elastic::{self, Elastic, Module};
 use super::initramfs::Initramfs;
@@ -141,7 +141,14 @@ impl Lab {
         };
         let (plugin, kernel) = self.assets()?;
         let mut cpu_properties = vec![];
-        if qemu::is_exact(&self.qemu)? {
+        let is_exact = qemu::is_exact(&self.qemu)?;
+        if scenario.lab.clock == Clock::Model && !is_exact {
+            return Err(Error::Missing {
+                what: format!("{} has no clock of the model's own", self.qemu.display()),
+                hint: "--emulator exact, or leave lab.clock out".into(),
+            });
+        }
+        if is_exact {
             cpu_properties.push("ibs=on".into());
             cpu_properties.extend(self.cpu_properties.iter().cloned());
         }

@@ -121,6 +121,7 @@ impl PreparedVm {
             machine: &self.scenario.machine,
             cpu_properties: &self.cpu_properties,
             dilation: self.scenario.lab.dilation,
+            clock: self.scenario.lab.clock,
             nodes: &self.nodes,
             elastic: self.elastic.as_ref(),
             prealloc: self.prealloc,

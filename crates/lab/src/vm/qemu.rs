@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use demeter_scenario::{Machine, MachineNode, MachinePlace};
+use demeter_scenario::{Clock, Machine, MachineNode, MachinePlace};
 
 use super::counts::SHARED;
 use super::elastic::{Elastic, device_space_mib, memory_devices};
@@ -35,6 +35,9 @@ pub const KERNEL_ARGS: &str = "console=ttyS0 loglevel=5 oops=panic panic=-1 noka
 /// The CPU model, without "enhanced rep movsb": with it, the kernel copies and clears pages byte by byte, which takes
 /// four times as long under the emulator.
 pub const CPU: &str = "qemu64";
+
+/// The emulator's longest instruction: 2^10 ns.
+const ICOUNT_SHIFT_MAX: u32 = 10;
 
 /// The word behind the version of our own emulator: PKGVERSION in xtask/src/emulator.rs.
 const EXACT: &str = "(demeter)";
@@ -134,6 +137,8 @@ pub struct Parts<'a> {
     pub cpu_properties: &'a [String],
     /// Factor by which slow memory's delay is stretched.
     pub dilation: u64,
+    /// Its clock.
+    pub clock: Clock,
     /// Sizes of the nodes.
     pub nodes: &'a [VmNode],
     /// Resize parameters, if its memory is resizable.
@@ -166,7 +171,14 @@ impl Parts<'_> {
         };
         let hmat = if self.machine.hmat { ",hmat=on" } else { "" };
         option("-machine", format!("pc{hmat}"));
-        option("-accel", "tcg,thread=multi".into());
+        let is_model = self.clock == Clock::Model;
+        let thread = if is_model { "single" } else { "multi" };
+        option("-accel", format!("tcg,thread={thread}"));
+        if is_model {
+            for (name, value) in model_clock(self.dilation) {
+                option(name, value);
+            }
+        }
         // A host VM has AMD's nested paging, which this emulator supports on any machine.
         let mut cpu = match place {
             MachinePlace::Guest => CPU.into(),
@@ -378,6 +390,17 @@ fn distances(sockets: u32, nodes: &[MachineNode]) -> Vec<String> {
     numbered().flat_map(value).collect()
 }
 
+/// The options for a clock of the model's own. An instruction takes a nanosecond of the modelled machine, stretched like
+/// the delays of memory, to a power of two. Idle time is skipped. The date and the machine's random numbers are fixed.
+fn model_clock(dilation: u64) -> [(&'static str, String); 3] {
+    let shift = dilation.max(1).ilog2().min(ICOUNT_SHIFT_MAX);
+    [
+        ("-icount", format!("shift={shift},sleep=off")),
+        ("-rtc", "base=2026-01-01,clock=vm".into()),
+        ("-seed", "1".into()),
+    ]
+}
+
 /// A path in an option list, with commas escaped.
 pub fn quoted(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
@@ -461,6 +484,15 @@ mod tests {
         let bare = options(&machine);
         assert_eq!(bare.len(), 20);
         assert_eq!(bare[2], "node,nodeid=2,memdev=node2");
+    }
+
+    #[test]
+    fn an_instruction_is_stretched_like_a_delay() {
+        let shift = |dilation| model_clock(dilation)[0].1.clone();
+        assert_eq!(shift(1), "shift=0,sleep=off");
+        assert_eq!(shift(8), "shift=3,sleep=off");
+        assert_eq!(shift(15), "shift=3,sleep=off");
+        assert_eq!(shift(1 << 20), "shift=10,sleep=off");
     }
 
     #[test]

@@ -197,6 +197,7 @@ mod tests {
                 machine: &machine(60, 220),
                 cpu_properties: &[],
                 dilation: 8,
+                clock: Default::default(),
                 nodes: &[100, 300].map(|ram_mib| VmNode {
                     ram_mib,
                     plug_mib: 0,
