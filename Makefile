@@ -6,7 +6,7 @@ ifeq ($(shell PATH="$(PATH)" command -v cargo 2>/dev/null),)
 $(error Rust is missing; get it from https://rustup.rs and try again)
 endif
 
-.PHONY: build setup demo test test-long bench fuzz
+.PHONY: build setup demo test test-long bench fuzz future
 
 # Static release binaries: target/release/{demeter,forks,graph,gups,kvload,memlat,mix,sweep}.
 build:
@@ -40,3 +40,7 @@ fuzz:
 bench:
 	@sh xtask/setup.sh compiler
 	@cargo xtask bench
+
+# The newest kernel and the newest Debian that the archive has; names what broke. For each week.
+future: setup
+	@cargo xtask future

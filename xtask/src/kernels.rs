@@ -51,6 +51,9 @@ const SYSTEMS: [(&str, &str); 2] = [
 /// Share of the hot memory that must be in fast memory at the end.
 const HOT_IN_FAST_MIN: f64 = 0.8;
 
+/// The word for a system that works.
+const WORKS: &str = "works";
+
 /// Options of `cargo xtask kernels`.
 #[derive(clap::Args)]
 pub struct Args {
@@ -76,7 +79,6 @@ pub fn kernels(args: &Args) -> anyhow::Result<()> {
     build::build()?;
     let mut images = args.image.clone();
     if images.is_empty() {
-        shell::need(&[("apt-get", "apt"), ("dpkg", "dpkg"), ("xz", "xz-utils")])?;
         let Some(apt) = Apt::new()? else {
             println!("skipped: this machine's apt knows no archive of Debian");
             return Ok(());
@@ -108,6 +110,32 @@ pub fn kernels(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Downloads and boots the newest kernel.
+///
+/// # Errors
+/// A system does not work on it.
+pub fn newest() -> anyhow::Result<()> {
+    build::build()?;
+    let Some(apt) = Apt::new()? else {
+        println!("skipped: this machine's apt knows no archive of Debian");
+        return Ok(());
+    };
+    let Some(kernel) = chosen(&apt.kernels()?).pop() else {
+        println!("skipped: no kernel is available");
+        return Ok(());
+    };
+    let row = row(&apt.unpack(&kernel)?)?;
+    let outcomes = SYSTEMS.iter().zip(&row.outcomes);
+    let broke = outcomes.filter(|(_, outcome)| !outcome.starts_with(WORKS));
+    let broke = broke.map(|((_, what), outcome)| format!("{what}: {outcome}"));
+    let broke: Vec<String> = broke.collect();
+    if !broke.is_empty() {
+        bail!("{}: {}", row.release, broke.join("; "));
+    }
+    println!("{}: {}", row.release, row.outcomes.join("; "));
+    Ok(())
+}
+
 /// A separate apt with all releases, which does not change the system.
 struct Apt {
     dir: PathBuf,
@@ -115,6 +143,7 @@ struct Apt {
 
 impl Apt {
     fn new() -> anyhow::Result<Option<Self>> {
+        shell::need(&[("apt-get", "apt"), ("dpkg", "dpkg"), ("xz", "xz-utils")])?;
         let sources = archive::sources(SUITES[0]);
         let Some(mirror) = sources.iter().find(|source| source.suite == SUITES[0]) else {
             return Ok(None);
@@ -340,7 +369,10 @@ fn judge(result: &Value) -> anyhow::Result<String> {
         bail!("a result without figures");
     };
     Ok(match (errors, hot >= HOT_IN_FAST_MIN) {
-        (0, true) => format!("works: {:.0} % of the hot set in fast memory", hot * 100.0),
+        (0, true) => format!(
+            "{WORKS}: {:.0} % of the hot set in fast memory",
+            hot * 100.0
+        ),
         (0, false) => format!(
             "runs, but only {:.0} % of the hot set in fast memory",
             hot * 100.0

@@ -7,6 +7,7 @@ mod demo;
 mod docs;
 mod emulator;
 mod fresh;
+mod future;
 mod fuzz;
 mod kernels;
 mod package_test;
@@ -67,6 +68,11 @@ enum Task {
     /// installed. Each runs scenarios/gups.toml twice, which takes about four minutes. Prints "skipped" if the archive
     /// cannot be reached.
     Kernels(kernels::Args),
+    /// Try the newest kernel of Debian's archive, and `make demo` on Debian sid; name what broke
+    ///
+    /// Meant to run each week. Nothing is installed, and the table of `kernels` stays as it is. "skipped" is printed as by
+    /// `kernels` and `fresh`.
+    Future,
     /// Cross-compile everything for Arm in a separate Debian 13, and run the tests there, emulated
     ///
     /// The root file system is made as by `fresh`; compiler and standard library come from Debian's backports. The
@@ -104,6 +110,7 @@ fn main() -> ExitCode {
         Task::Emulator => emulator::emulator(),
         Task::Kernels(args) => kernels::kernels(&args),
         Task::Fresh(args) => fresh::fresh(&args),
+        Task::Future => future::future(),
         Task::PackageTest(args) => package_test::package_test(&args),
         Task::Bench => shell::run(shell::cargo(
             "bench --locked --package demeter-policy --package demeter-sim",

@@ -119,6 +119,16 @@ fn parts() -> Vec<Part> {
             &[Need::Emulator],
         ),
         part(
+            "machines of any nodes, and bound memory",
+            ignored("--package demeter-lab --test nodes"),
+            &[Need::Emulator],
+        ),
+        part(
+            "an agent under memory pressure",
+            ignored("--package demeter-lab --test pressure"),
+            &[Need::Emulator],
+        ),
+        part(
             "DAMON in this kernel, in a guest",
             ignored("--package demeter-guest --test damon_live"),
             &[Need::Root, Need::Damon],

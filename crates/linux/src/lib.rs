@@ -2,6 +2,7 @@
 //!
 //! Nodes, mappings, page placement, DAMON and perf rings. No decisions are made here.
 
+pub mod base_page;
 pub mod cpu;
 pub mod damon;
 pub mod lock;

@@ -12,14 +12,9 @@
 
 use std::collections::BTreeMap;
 
-use demeter_policy::{ByteCount, Level, MIB, NodeId};
+use demeter_policy::{ByteCount, Level, NodeId};
 
-use crate::nodes::{NodeMemory, Tiers, Topology};
-
-/// Part of a node that stays free while another node has room, within bounds.
-const SPARE_DIVISOR: u64 = 128;
-const SPARE_MIN: u64 = 4 * MIB;
-const SPARE_MAX: u64 = 64 * MIB;
+use crate::nodes::{Tiers, Topology};
 
 /// Distance to an unknown node.
 const FAR: u32 = u32::MAX;
@@ -56,13 +51,6 @@ impl Placer {
         nodes.find(|n| n.cpus.contains(&cpu)).map(|node| node.id)
     }
 
-    /// Free memory of all tiers' nodes, from their zones.
-    pub fn rooms(&self, memory: &[NodeMemory]) -> Rooms {
-        let room = |memory: &NodeMemory| memory.free.0.saturating_sub(memory.low_watermark.0);
-        let rooms = memory.iter().map(room).map(ByteCount);
-        self.tiers.nodes().zip(rooms).collect()
-    }
-
     /// Chooses the node in `tier` for `bytes` that the CPUs of `near` use, and reserves the memory.
     pub fn promote(
         &self,
@@ -91,10 +79,10 @@ impl Placer {
         self.topology.distance(from, to).unwrap_or(FAR)
     }
 
-    /// The first node with room for `bytes` beside its reserve, or the node with the most room.
+    /// The first node with room for `bytes`, or the node with the most room.
     fn choose(&self, nodes: &[NodeId], bytes: ByteCount, rooms: &mut Rooms) -> NodeId {
         let room = |node: &NodeId| rooms.get(node).map_or(0, |room| room.0);
-        let fits = |node: &&NodeId| room(node) >= bytes.0.saturating_add(self.spare(**node));
+        let fits = |node: &&NodeId| room(node) >= bytes.0;
         let roomiest = || nodes.iter().rev().max_by_key(|node| room(node));
         let chosen = nodes.iter().find(fits).or_else(roomiest);
         // A tier has a node, and every tier except the last has a slower one.
@@ -104,16 +92,11 @@ impl Placer {
         }
         chosen
     }
-
-    fn spare(&self, node: NodeId) -> u64 {
-        let node = self.topology.nodes.iter().find(|n| n.id == node);
-        let total = node.map_or(0, |node| node.total.0);
-        (total / SPARE_DIVISOR).clamp(SPARE_MIN, SPARE_MAX)
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use demeter_policy::MIB;
     use proptest::prelude::*;
 
     use super::*;
@@ -161,7 +144,8 @@ mod tests {
     fn hot_memory_goes_to_its_socket_and_then_to_the_other_one() {
         let placer = placer("0,1/2,3/4");
         assert_eq!(placer.node_of_cpu(3), Some(NodeId(1)));
-        let mut rooms = rooms([8, 100, 0, 0, 0]);
+        // Its last block of room is nearer than any room of the other socket.
+        let mut rooms = rooms([5, 100, 0, 0, 0]);
         let went = [(); 3].map(|()| placer.promote(Level::First, NodeId(0), BLOCK, &mut rooms).0);
         assert_eq!(went, [0, 0, 1]);
         assert_eq!(

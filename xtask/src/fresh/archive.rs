@@ -34,6 +34,9 @@ impl Source {
     }
 }
 
+/// The release without updates of its own.
+const SID: &str = "sid";
+
 /// The sources of `release`: this machine's Debian sources with the release's name.
 pub fn sources(release: &str) -> Vec<Source> {
     let mut list = shell::program("apt-get", "indextargets --format");
@@ -57,6 +60,7 @@ fn parse(listed: &str, release: &str) -> Vec<Source> {
         };
         let suite = match codename.split_once('-') {
             None => release.to_owned(),
+            Some(_) if release == SID => continue,
             Some((_, kind @ ("updates" | "security"))) => format!("{release}-{kind}"),
             Some(_) => continue,
         };
@@ -138,6 +142,8 @@ mod tests {
                 ("http://b.example/security/", "trixie-security"),
             ]
         );
+        let of_sid: Vec<_> = parse(listed, SID).into_iter().map(|s| s.suite).collect();
+        assert_eq!(of_sid, [SID], "it has neither updates nor security updates");
         assert_eq!(parse("", "trixie"), []);
     }
 }

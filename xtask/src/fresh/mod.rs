@@ -28,13 +28,13 @@ pub const CLONE: &str = "root/demeter";
 pub struct Args {
     /// The Debian release
     #[arg(value_enum)]
-    release: Release,
+    pub release: Release,
     /// Run `make demo` only, without `make test`
     #[arg(long)]
-    demo_only: bool,
+    pub demo_only: bool,
     /// Keep the root file system, and print its path
     #[arg(long)]
-    keep: bool,
+    pub keep: bool,
 }
 
 /// Supported releases.
@@ -44,6 +44,10 @@ pub enum Release {
     Bookworm,
     /// Debian 13: QEMU 10.0
     Trixie,
+    /// The next release
+    Forky,
+    /// The newest packages
+    Sid,
 }
 
 impl Release {
@@ -52,6 +56,8 @@ impl Release {
         match self {
             Self::Bookworm => "bookworm",
             Self::Trixie => "trixie",
+            Self::Forky => "forky",
+            Self::Sid => "sid",
         }
     }
 }

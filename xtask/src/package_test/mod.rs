@@ -59,7 +59,7 @@ pub struct Args {
 fn kernel(release: Release) -> &'static str {
     match release {
         Release::Bookworm => "6.12-cloud-amd64",
-        Release::Trixie => "cloud-amd64",
+        Release::Trixie | Release::Forky | Release::Sid => "cloud-amd64",
     }
 }
 

@@ -226,12 +226,14 @@ impl Machine {
         Ok(batch.iter().zip(from).map(to).collect())
     }
 
-    /// Free memory of each node; empty where zones cannot be read.
+    /// Free memory of each node that moves may use; empty where zones cannot be read.
     fn rooms(&self) -> Rooms {
         let memory = NodeMemory::read_all(&self.root, self.tiers().nodes());
-        let mut rooms = self.placer.rooms(&memory.unwrap_or_default());
-        rooms.retain(|node, _| !self.draining.contains_key(node));
+        let rooms = self.tiers().nodes().zip(memory.unwrap_or_default());
         rooms
+            .filter(|(node, _)| !self.draining.contains_key(node))
+            .map(|(node, memory)| (node, facts(memory).usable()))
+            .collect()
     }
 }
 

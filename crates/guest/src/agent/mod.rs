@@ -24,6 +24,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use contracts::{ReadingBudget, Rules};
+use demeter_linux::base_page::{OtherBasePages, check_base_pages};
 use demeter_policy::engine::{self, ByHeat, Engine, Gain, Input, Misuse, Request};
 use demeter_policy::{ByteCount, GuestVirtAddr, NodeId, Pid, Sample};
 use machine::{Change, Machine};
@@ -68,6 +69,9 @@ pub enum AgentError {
     /// The configuration is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// The kernel has pages of another size.
+    #[error(transparent)]
+    Pages(#[from] OtherBasePages),
     /// The machine has no two tiers.
     #[error(transparent)]
     Nodes(#[from] NodesError),
@@ -159,13 +163,14 @@ pub enum Ended {
     OtherTiers,
 }
 
-/// Checks the configuration, the targets and the tiers before anything is set up, in this order.
+/// Checks the configuration, the kernel, the targets and the tiers before anything is set up, in this order.
 pub fn check(
     root: &Path,
     config: &Config,
     measure: impl FnOnce(&Topology) -> BTreeMap<NodeId, u32>,
 ) -> Result<Checked, AgentError> {
     config.check()?;
+    check_base_pages(root)?;
     let finder = TargetFinder::new(root, config.targets()?);
     finder.check()?;
     let (order, measured_ns) = find_tiers(root, config, measure)?;

@@ -22,6 +22,8 @@ type NodeScript = (u64, Option<u32>, u32);
 struct Program {
     pid: Pid,
     cpu: u32,
+    /// The first block of its array.
+    first: u64,
     /// Node and number of blocks, in order of address.
     lies: Vec<(u32, u64)>,
     hot: std::ops::Range<u64>,
@@ -29,7 +31,7 @@ struct Program {
 
 /// Plays samples of all programs' hot blocks in turn, and sometimes of a random block.
 struct HotBlocks {
-    programs: Vec<(Pid, std::ops::Range<u64>, u64)>,
+    programs: Vec<(Pid, u64, std::ops::Range<u64>, u64)>,
     drawn: u64,
 }
 
@@ -52,7 +54,7 @@ impl Tracker for Shared {
     fn drain(&mut self, out: &mut Vec<Sample>, _max: usize) -> Result<Drained, TrackerError> {
         let mut script = self.0.lock().unwrap();
         let programs = script.programs.clone();
-        for (pid, hot, blocks) in &programs {
+        for (pid, first, hot, blocks) in &programs {
             for _ in 0..300 {
                 script.drawn += 1;
                 let spread = script.drawn.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20;
@@ -62,7 +64,7 @@ impl Tracker for Shared {
                 };
                 out.push(Sample {
                     pid: *pid,
-                    addr: Block(FIRST + block).start(),
+                    addr: Block(first + block).start(),
                     weight: 1,
                 });
             }
@@ -111,9 +113,11 @@ fn write_node(root: &Path, id: u32, (blocks, cpu, tier): NodeScript, distances: 
 }
 
 fn write_process(root: &Path, program: &Program) {
-    let Program { pid, cpu, .. } = program;
+    let Program {
+        pid, cpu, first, ..
+    } = program;
     let blocks = program.lies.iter().map(|(_, blocks)| blocks).sum();
-    process_of(root, *pid, &maps_of(FIRST * BLOCK_SIZE, blocks));
+    process_of(root, *pid, &maps_of(first * BLOCK_SIZE, blocks));
     let task = root.join(format!("proc/{pid}/task/{pid}"));
     let (before, between) = ("0 ".repeat(10), "0 ".repeat(23));
     let stat = format!("{pid} (x) R {before}7 7 {between}{cpu} 0\n");
@@ -131,7 +135,7 @@ impl World {
         }
         for program in programs {
             write_process(root.path(), program);
-            let mut block = FIRST;
+            let mut block = program.first;
             for &(node, blocks) in &program.lies {
                 for _ in 0..blocks {
                     kernel.map_block(program.pid, block, true, NodeId(node));
@@ -142,7 +146,7 @@ impl World {
         let kernel = SharedPages::new(kernel, Some(root.path().into()));
         let accesses = |program: &Program| {
             let blocks = program.lies.iter().map(|(_, blocks)| blocks).sum();
-            (program.pid, program.hot.clone(), blocks)
+            (program.pid, program.first, program.hot.clone(), blocks)
         };
         let script = HotBlocks {
             programs: programs.iter().map(accesses).collect(),
@@ -182,7 +186,8 @@ impl World {
 
     /// Number of a program's hot blocks on each of the first four nodes.
     fn hot_on(&self, program: &Program) -> [usize; 4] {
-        let addresses = program.hot.clone().map(|b| Block(FIRST + b).start());
+        let addresses = program.hot.clone();
+        let addresses = addresses.map(|b| Block(program.first + b).start());
         let addresses: Vec<_> = addresses.collect();
         let mut states = vec![];
         let mut kernel = self.kernel.lock();
@@ -212,6 +217,7 @@ fn program(pid: u32, cpu: u32, lies: &[(u32, u64)], hot: std::ops::Range<u64>) -
     Program {
         pid: Pid(pid),
         cpu,
+        first: FIRST,
         lies: lies.to_vec(),
         hot,
     }
@@ -332,6 +338,28 @@ fn a_node_that_comes_later_is_used_and_one_that_goes_is_not_refilled() {
     w.agent.follow_nodes().unwrap();
     assert_eq!(w.agent.machine.tiers().to_string(), "0/1");
     w.steps(5);
+}
+
+#[test]
+fn memory_at_wide_addresses_is_managed_as_any_other() {
+    let nodes = [DRAM_AND_CXL[0], DRAM_AND_CXL[2]];
+    let distances: [&[u32]; 2] = [&[10, 14], &[14, 10]];
+    // Below the ends of user addresses: x86-64 with 4 levels, arm64 with 48 and 52 bits, x86-64 with 5 levels.
+    for bits in [47, 48, 52, 56] {
+        let wide = Program {
+            first: (1 << bits) / BLOCK_SIZE - 100,
+            ..program(70, 0, &[(0, 60), (1, 40)], 60..99)
+        };
+        let programs = [wide];
+        let mut w = World::new(&nodes, &distances, &[0, 100], &programs);
+        w.steps(60);
+        let [fast, slow, ..] = w.hot_on(&programs[0]);
+        assert!(
+            fast >= 38 && fast + slow == 39,
+            "{bits} bits: {fast} of 39 blocks"
+        );
+        assert_eq!(w.agent.engine.figures().samples_astray, 0, "{bits} bits");
+    }
 }
 
 #[test]

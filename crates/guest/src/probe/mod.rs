@@ -6,6 +6,7 @@ mod text;
 use std::fs;
 use std::path::Path;
 
+use demeter_linux::base_page::{base_page_size, check_base_pages};
 use demeter_linux::damon::Owner;
 use demeter_policy::NodeId;
 use serde::Serialize;
@@ -20,6 +21,10 @@ use crate::tracker::{Settings, TrackerError, try_all};
 pub struct ProbeReport {
     /// The kernel's release, as in `uname -r`.
     pub kernel: Option<String>,
+    /// The architecture that this program was built for.
+    pub architecture: &'static str,
+    /// Size of the kernel's base pages, bytes.
+    pub page_bytes: Option<u64>,
     /// NUMA nodes in order of their numbers.
     pub nodes: Vec<NodeReport>,
     /// The tiers; null if there are none.
@@ -151,6 +156,8 @@ pub fn probe(root: &Path) -> ProbeReport {
     };
     let mut report = ProbeReport {
         kernel: line("proc/sys/kernel/osrelease"),
+        architecture: std::env::consts::ARCH,
+        page_bytes: base_page_size(root).map(|size| size.0),
         nodes: topology
             .as_ref()
             .map(|topology| topology.nodes.iter().map(NodeReport::from).collect())
@@ -172,6 +179,8 @@ pub fn probe(root: &Path) -> ProbeReport {
         advice: Vec::new(),
     };
     report.advice = advice(&report, topology.err(), order);
+    report.advice.extend(other_pages(root));
+    report.advice.extend(not_x86(report.architecture));
     // Another root is another machine, whose kernel cannot be tried.
     if root == Path::new("/") {
         report.advice.extend(needs::missing(root));
@@ -185,6 +194,31 @@ pub fn probe(root: &Path) -> ProbeReport {
 }
 
 pub use needs::missing;
+
+/// The problem with base pages of another size.
+fn other_pages(root: &Path) -> Option<Advice> {
+    let error = check_base_pages(root).err()?;
+    Some(Advice {
+        blocks: true,
+        what: format!(
+            "the kernel has pages of {}, which Demeter does not move",
+            error.0
+        ),
+        hint: "boot a kernel with pages of 4 KiB".into(),
+    })
+}
+
+/// The parts that exist on x86-64 only.
+fn not_x86(architecture: &str) -> Option<Advice> {
+    (architecture != "x86_64").then(|| Advice {
+        blocks: false,
+        what: format!(
+            "{architecture} lacks what is for x86-64 only: the tracker perf (Intel load latency, AMD IBS), flushed TLBs \
+             for the tracker damon, and the lab"
+        ),
+        hint: "the tracker damon works; pages that stay in a TLB may look idle to it".into(),
+    })
+}
 
 /// The problem with NUMA balancing, and its hint.
 pub const BALANCING_ADVICE: (&str, &str) = (

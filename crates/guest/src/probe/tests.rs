@@ -180,6 +180,20 @@ fn one_node_and_no_slower_node_block() {
 }
 
 #[test]
+fn large_base_pages_block_and_the_lack_of_x86_does_not() {
+    let entry = [6usize, 64 << 10].map(usize::to_ne_bytes).concat();
+    let root = machine(&[]);
+    fs::write(root.path().join("proc/self/auxv"), entry).unwrap();
+    let report = probe(root.path());
+    let said = problems(&report);
+    assert!(said.contains("pages of 64 KiB"), "{said}");
+    assert!(report.to_string().contains("pages of 64 KiB\n"), "{report}");
+    let of_arm = not_x86("aarch64").unwrap();
+    assert!(!of_arm.blocks && of_arm.what.contains("tracker perf"));
+    assert_eq!(not_x86("x86_64"), None);
+}
+
+#[test]
 fn an_unprivileged_process_is_told_what_it_needs() {
     let root = machine(&[("proc/self/status", "CapEff:\t0000000000000000\n")]);
     let problems = problems(&probe(root.path()));

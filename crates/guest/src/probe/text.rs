@@ -2,13 +2,19 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use demeter_policy::MIB;
+use demeter_policy::{ByteCount, MIB};
 
 use super::{BalloonReport, NodeOrder, NodeReport, ProbeReport, TrackerReport};
 
 impl Display for ProbeReport {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        writeln!(f, "kernel         {}", or_unknown(&self.kernel))?;
+        writeln!(
+            f,
+            "kernel         {}, {}, pages of {}",
+            or_unknown(&self.kernel),
+            self.architecture,
+            or_unknown(&self.page_bytes.map(ByteCount))
+        )?;
         for node in &self.nodes {
             writeln!(f, "node {:<9} {node}", node.id)?;
         }

@@ -100,6 +100,7 @@ fn course(
             None
         }
     };
+    say_placements(link, bed, job, workload)?;
     let has_driver = relay.is_some();
     if job.settings.system.has_agent()
         && let Some(relay) = relay.take()
@@ -124,10 +125,27 @@ fn course(
         agent::send_recording(link)?;
     }
     outcome?;
+    say_placements(link, bed, job, workload)?;
     if let Some((words, errors)) = workload.verify()? {
         link.send(&VmMessage::Verified { words, errors })?;
     }
     Ok(())
+}
+
+/// On a machine of listed nodes, logs on which of them memory lies.
+fn say_placements(
+    link: &mut HostLink,
+    bed: &Testbed<'_>,
+    job: &Job,
+    workload: &Workload<'_>,
+) -> Result<(), Fault> {
+    let machine = &job.scenario.machine;
+    if machine.node.is_empty() {
+        return Ok(());
+    }
+    let logs = workload.placements(bed, machine)?;
+    let mut logs = logs.into_iter().map(VmMessage::Program);
+    logs.try_for_each(|log| link.send(&log))
 }
 
 /// Waits until the workload has populated its memory; these accesses do not count. Returns its hot sets, if known.
@@ -150,9 +168,8 @@ pub fn watch(
 ) -> Result<(), Fault> {
     let root = &bed.root;
     let watched = |hot: Vec<HotSet>| -> Vec<Observer> {
-        let fast = bed.tiers.fastest();
         let all = hot.into_iter();
-        all.map(|(pid, hot)| Observer::new(pid, hot, fast))
+        all.map(|hot| Observer::new(hot.pid, hot.range, &hot.fast))
             .collect()
     };
     let mut observers = hot.map(watched);

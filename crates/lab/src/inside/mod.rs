@@ -15,6 +15,7 @@ mod loopback;
 mod modules;
 mod nested;
 mod observer;
+mod placement;
 mod plugged;
 pub(crate) mod rivals;
 mod rounds;

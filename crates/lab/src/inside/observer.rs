@@ -22,7 +22,7 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// Observes `range` of process `pid`; `fast` are the nodes of the fastest tier.
+    /// Observes `range` of process `pid`; `fast` are the nodes that count as fast.
     pub fn new(pid: Pid, range: VirtRange, fast: &[NodeId]) -> Self {
         let pages: Vec<_> = sampled_pages(range).map(GuestVirtAddr).collect();
         Self {

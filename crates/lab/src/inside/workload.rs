@@ -1,7 +1,6 @@
 //! The workload of a job: one of our own programs, with its arguments, events and orders, or real programs, which have
 //! no protocol.
 
-use std::cmp::Reverse;
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
@@ -13,6 +12,7 @@ use demeter_policy::{GuestVirtAddr, NodeId, Pid, VirtRange};
 use demeter_scenario::{Machine, System, Workload as Kind};
 
 use super::fault::Fault;
+use super::placement::{Placement, fast_nodes, nearest_fast};
 use super::testbed::{StopConditions, Testbed};
 use crate::here::cpus;
 use crate::link::{Job, LineReader, ProgramFigure, ProgramLog};
@@ -54,7 +54,15 @@ pub enum Next {
 }
 
 /// The hot set of a process.
-pub type HotSet = (Pid, VirtRange);
+#[derive(Debug)]
+pub struct HotSet {
+    /// The process.
+    pub pid: Pid,
+    /// Its addresses.
+    pub range: VirtRange,
+    /// The nodes that count as fast for it.
+    pub fast: Vec<NodeId>,
+}
 
 impl<'a> Workload<'a> {
     /// Prepares the job's workload. Only one of our own programs starts here.
@@ -136,6 +144,26 @@ impl<'a> Workload<'a> {
         }
     }
 
+    /// The nodes on which the memory of each copy lies, as a log.
+    pub fn placements(
+        &self,
+        bed: &Testbed<'_>,
+        machine: &Machine,
+    ) -> Result<Vec<ProgramLog>, Fault> {
+        let Self::Own(copies) = self else {
+            return Ok(vec![]);
+        };
+        let log = |(number, copy): (usize, &OwnProgram<'_>)| {
+            let placement = Placement::read(&bed.root, copy.pid())?;
+            Ok(ProgramLog {
+                name: format!("copy {number}"),
+                text: placement.describe(machine, copy.socket),
+                is_why: false,
+            })
+        };
+        copies.iter().enumerate().map(log).collect()
+    }
+
     /// The last output of programs; `ended` is the job's result so far.
     pub fn logs(&self, ended: &Result<(), Fault>) -> Vec<ProgramLog> {
         let failed = match ended {
@@ -201,7 +229,7 @@ fn next_of(copies: &mut [OwnProgram<'_>]) -> Result<Next, Fault> {
                     hot_start,
                     hot_bytes,
                     ..
-                } => Ok((copy.pid(), hot_range(*hot_start, *hot_bytes)?)),
+                } => copy.hot_set(*hot_start, *hot_bytes),
                 other => Err(out_of_turn(other)),
             };
             let hot = copies.iter().zip(&events).map(hot);
@@ -217,6 +245,9 @@ pub struct OwnProgram<'a> {
     child: Child,
     stdin: ChildStdin,
     verifies: bool,
+    socket: u32,
+    /// The nodes that count as fast for it.
+    fast: Vec<NodeId>,
     events: LineReader<Patient>,
     limits: StopConditions<'a>,
     started: Instant,
@@ -259,6 +290,8 @@ impl<'a> OwnProgram<'a> {
                     child,
                     stdin,
                     verifies,
+                    socket,
+                    fast: fast_nodes(bed, machine, socket, job.scenario.workload.copies()),
                     events: LineReader::new(Patient {
                         output: stdout,
                         tick: bed.limits.tick(),
@@ -285,9 +318,25 @@ impl<'a> OwnProgram<'a> {
                 hot_start,
                 hot_bytes,
                 ..
-            } => Ok(Some((self.pid(), hot_range(hot_start, hot_bytes)?))),
+            } => self.hot_set(hot_start, hot_bytes).map(Some),
             other => Err(out_of_turn(&other)),
         }
+    }
+
+    /// The hot set of an event.
+    fn hot_set(&self, start: u64, bytes: u64) -> Result<HotSet, Fault> {
+        let end = start.checked_add(bytes).map(GuestVirtAddr);
+        let range = end.and_then(|end| VirtRange::new(GuestVirtAddr(start), end));
+        let range = range.ok_or_else(|| {
+            Fault::Workload(format!(
+                "announced an impossible hot set: {bytes} bytes at {start:#x}"
+            ))
+        });
+        Ok(HotSet {
+            pid: self.pid(),
+            range: range?,
+            fast: self.fast.clone(),
+        })
     }
 
     fn verify(&mut self) -> Result<(u64, u64), Fault> {
@@ -366,18 +415,6 @@ fn out_of_turn(event: &WorkloadEvent) -> Fault {
     Fault::Workload(format!("sent {:?} at the wrong time", event.to_string()))
 }
 
-/// The hot set of an event.
-fn hot_range(start: u64, bytes: u64) -> Result<VirtRange, Fault> {
-    start
-        .checked_add(bytes)
-        .and_then(|end| VirtRange::new(GuestVirtAddr(start), GuestVirtAddr(end)))
-        .ok_or_else(|| {
-            Fault::Workload(format!(
-                "announced an impossible hot set: {bytes} bytes at {start:#x}"
-            ))
-        })
-}
-
 /// The cgroup of a copy that may not use all nodes.
 fn cpuset(bed: &Testbed<'_>, job: &Job, copy: u32) -> Result<Option<OwnCgroup>, Fault> {
     match &job.scenario.workload {
@@ -395,23 +432,6 @@ fn cpuset(bed: &Testbed<'_>, job: &Job, copy: u32) -> Result<Option<OwnCgroup>, 
 fn list(numbers: &[u32]) -> String {
     let words: Vec<String> = numbers.iter().map(u32::to_string).collect();
     words.join(",")
-}
-
-/// The node of the fastest tier that is nearest to a socket.
-fn place_of(bed: &Testbed<'_>, machine: &Machine, socket: u32) -> NodeId {
-    let fastest = bed.tiers.fastest().iter().copied();
-    let nodes = machine.nodes();
-    let figures = |node: &NodeId| {
-        let node = nodes.get(node.0 as usize);
-        node.map(|n| {
-            (
-                n.latency_from_ns(socket),
-                Reverse(n.bandwidth_from_gbps(socket)),
-            )
-        })
-    };
-    // Here, too, where nodes have any numbers: there the tier has one.
-    fastest.min_by_key(figures).unwrap_or(NodeId(0))
 }
 
 fn command_line(
@@ -432,7 +452,7 @@ fn command_line(
     if job.settings.system == System::Oracle && !keeps_its_place {
         option(
             "place-hot",
-            place_of(bed, &scenario.machine, socket).to_string(),
+            nearest_fast(bed, &scenario.machine, socket).to_string(),
         );
     }
     let program = match &scenario.workload {

@@ -32,6 +32,10 @@ pub const KERNEL_ARGS: &str = "console=ttyS0 loglevel=5 oops=panic panic=-1 noka
                            no_timer_check sysctl.kernel.perf_cpu_time_max_percent=0 \
                            rdinit=/bin/demeter -- lab-init";
 
+/// More arguments for a VM with memory devices. Memory comes online as movable, since the kernel's own allocations could
+/// never go offline. Addresses above 4 GiB would have the kernel take 64 MiB of a node for bounce buffers.
+const PLUGGED_ARGS: &str = "memhp_default_state=online_movable swiotlb=noforce";
+
 /// The CPU model, without "enhanced rep movsb": with it, the kernel copies and clears pages byte by byte, which takes
 /// four times as long under the emulator.
 pub const CPU: &str = "qemu64";
@@ -250,8 +254,7 @@ impl Parts<'_> {
             "-append",
             match dimms.is_empty() {
                 true => KERNEL_ARGS.into(),
-                // The kernel's own allocations could never go offline.
-                false => format!("memhp_default_state=online_movable {KERNEL_ARGS}"),
+                false => format!("{PLUGGED_ARGS} {KERNEL_ARGS}"),
             },
         );
         // Appended to, so that a restarted VM continues in the same log.

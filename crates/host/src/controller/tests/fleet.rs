@@ -89,7 +89,7 @@ impl Fleet {
                 self.report(at, Observation::Gone);
             }
             3..=6 => self.deliver(at),
-            7..=10 => self.act(at, figure % 4 != 0),
+            7..=10 => self.act(at, !figure.is_multiple_of(4)),
             11 | 12 => self.now.0 += figure % 3000,
             13 => {
                 let wish = both(figure % ALL_MIB, figure / 7 % ALL_MIB);

@@ -1,0 +1,379 @@
+//! The part of the test in the VM.
+
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Write};
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::panic::catch_unwind;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::ptr;
+use std::time::Duration;
+
+use demeter_guest::agent::{Agent, Effects};
+use demeter_guest::config::Config;
+use demeter_guest::nodes::{NodeMemory, Topology};
+use demeter_guest::pages::LivePages;
+use demeter_guest::status::StatusCell;
+use demeter_guest::targets::TargetFinder;
+use demeter_guest::tracker::{Drained, Tracker, TrackerError};
+use demeter_policy::{BLOCK_SIZE, GuestVirtAddr, MIB, NodeId, PAGE_SIZE, Pid, Sample};
+
+/// The module of a block device in memory, and its device.
+pub const DISK: &str = "/brd.ko";
+const SWAP: &str = "/dev/ram0";
+const SWAP_MIB: u64 = 64;
+
+/// First arguments of children: a program that uses memory, and the agent. The agent is no parent of the program, since it
+/// leaves those alone.
+const USE: &str = "use-memory";
+const AGENT: &str = "be-the-agent";
+
+const CGROUP: &str = "/sys/fs/cgroup/pressed";
+
+/// Hot memory, at the end of the program's memory.
+const HOT: u64 = 48 * MIB;
+
+/// Distance of a program from its limits, and memory above the watermarks that it leaves free. The agent's own process needs
+/// some of the latter.
+const MARGIN: u64 = 6 * MIB;
+const LEFT: u64 = 24 * MIB;
+
+/// Epochs of the agent.
+const EPOCHS: usize = 40;
+
+/// How long the program runs alone, and how long the kernel has to come to rest before.
+const ALONE: Duration = Duration::from_secs(20);
+const REST: Duration = Duration::from_secs(3);
+
+/// Counters of the kernel that say that memory was short.
+const SHORTAGE: [&str; 8] = [
+    "pswpout",
+    "pgscan_kswapd",
+    "pgscan_direct",
+    "pgsteal_kswapd",
+    "pgsteal_direct",
+    "allocstall_normal",
+    "allocstall_movable",
+    "oom_kill",
+];
+
+/// A kind of pressure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Case {
+    /// The program is just below `memory.high` and `memory.max` of its cgroup, and there is fast memory free.
+    NearLimits,
+    /// The program has filled both nodes down to their watermarks.
+    NearWatermarks,
+}
+
+/// Runs all cases, prints the verdict on the console and powers the VM off.
+pub fn first_process() -> ! {
+    let verdict = catch_unwind(|| {
+        mount_all().unwrap();
+        swap_on();
+        for case in [Case::NearLimits, Case::NearWatermarks] {
+            let alone = run(case, false);
+            let with_agent = run(case, true);
+            for (counter, count) in &with_agent {
+                let most = alone[counter];
+                assert!(
+                    *count <= most,
+                    "{case:?}: {counter} {count}, without an agent {most}"
+                );
+            }
+        }
+    });
+    if verdict.is_ok() {
+        println!("{}", super::VERDICT);
+    }
+    // SAFETY: the first process of a VM owns the whole machine.
+    unsafe { libc::reboot(libc::RB_POWER_OFF) };
+    unreachable!("the machine is off");
+}
+
+/// Does the task of a child, if this process is one.
+pub fn be_a_child() {
+    let args: Vec<String> = std::env::args().collect();
+    match &args[..] {
+        [_, what, bytes] if what == USE => use_memory(bytes.parse().unwrap()),
+        [_, what, pid, start, bytes] if what == AGENT => {
+            let start: u64 = start.parse().unwrap();
+            let end = start + bytes.parse::<u64>().unwrap();
+            manage(Pid(pid.parse().unwrap()), end - HOT..end);
+            std::process::exit(0);
+        }
+        _ => {}
+    }
+}
+
+/// Counts shortages of memory while a program runs, alone or with an agent.
+fn run(case: Case, has_agent: bool) -> BTreeMap<String, u64> {
+    fs::create_dir(CGROUP).unwrap();
+    let bytes = match case {
+        Case::NearLimits => 160 * MIB,
+        Case::NearWatermarks => {
+            let usable: u64 = free().iter().map(|node| node.usable().0).sum();
+            (usable - LEFT) / BLOCK_SIZE * BLOCK_SIZE
+        }
+    };
+    let (start, mut child) = start(bytes, case);
+    if case == Case::NearLimits {
+        let used: u64 = read(&format!("{CGROUP}/memory.current"))
+            .trim()
+            .parse()
+            .unwrap();
+        fs::write(format!("{CGROUP}/memory.high"), (used + MARGIN).to_string()).unwrap();
+        fs::write(
+            format!("{CGROUP}/memory.max"),
+            (used + 2 * MARGIN).to_string(),
+        )
+        .unwrap();
+    }
+    std::thread::sleep(REST);
+    let before = counts();
+    match has_agent {
+        false => std::thread::sleep(ALONE),
+        true => {
+            let mut agent = Command::new("/proc/self/exe");
+            agent.args([
+                AGENT,
+                &child.id().to_string(),
+                &start.to_string(),
+                &bytes.to_string(),
+            ]);
+            assert!(
+                agent.status().unwrap().success(),
+                "the agent moved what is hot"
+            );
+        }
+    }
+    let after = counts();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    fs::remove_dir(CGROUP).unwrap();
+    let since: BTreeMap<String, u64> = after
+        .into_iter()
+        .map(|(counter, count)| (counter.clone(), count - before[&counter]))
+        .collect();
+    println!("{case:?}, agent: {has_agent}: {since:?}");
+    since
+}
+
+/// Starts the program in its cgroup, and waits until it has touched its memory. Near its limits, its hot memory begins in
+/// slow memory, as small pages.
+fn start(bytes: u64, case: Case) -> (u64, Child) {
+    let thp = "/sys/kernel/mm/transparent_hugepage/enabled";
+    fs::write(thp, "never").unwrap();
+    let mut child = Command::new("/proc/self/exe")
+        .args([USE, &bytes.to_string()])
+        .env("SLOW_END", if case == Case::NearLimits { "1" } else { "" })
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    fs::write(format!("{CGROUP}/cgroup.procs"), child.id().to_string()).unwrap();
+    child.stdin.take().unwrap().write_all(b"go\n").unwrap();
+    let mut line = String::new();
+    let said = child.stdout.take().unwrap();
+    BufReader::new(said).read_line(&mut line).unwrap();
+    // Small pages may become huge ones from now on.
+    fs::write(thp, "always").unwrap();
+    (line.trim().parse().unwrap(), child)
+}
+
+/// The counters of memory shortage, of the machine and of the cgroup.
+fn counts() -> BTreeMap<String, u64> {
+    let vmstat = read("/proc/vmstat");
+    let events = read(&format!("{CGROUP}/memory.events"));
+    let pairs = |text: &str| -> Vec<(String, u64)> {
+        let words = |line: &str| {
+            let (name, count) = line.split_once(' ')?;
+            Some((name.to_owned(), count.parse().ok()?))
+        };
+        text.lines().filter_map(words).collect()
+    };
+    let machine = pairs(&vmstat).into_iter();
+    let machine = machine.filter(|(name, _)| SHORTAGE.contains(&&name[..]));
+    let cgroup = pairs(&events).into_iter();
+    machine
+        .chain(cgroup.map(|(name, count)| (format!("memory.events {name}"), count)))
+        .collect()
+}
+
+/// Manages a program's memory for a while. Fails if most of its hot memory did not become fast.
+fn manage(pid: Pid, hot: Range<u64>) {
+    let config = Config {
+        pids: vec![pid.0],
+        ..Config::default()
+    };
+    let effects = Effects {
+        finder: TargetFinder::new(Path::new("/"), config.targets().unwrap()),
+        tracker: Box::new(HotMemory(pid, hot)),
+        pages: Box::new(LivePages::default()),
+        measured_ns: [(NodeId(0), 100), (NodeId(1), 1 << 20)].into(),
+        cpus: 1 << 20,
+    };
+    let status = StatusCell::default();
+    let mut agent = Agent::new("/".into(), config, effects, status.clone()).unwrap();
+    for _ in 0..EPOCHS {
+        agent.step().unwrap();
+    }
+    let told = status.get();
+    println!(
+        "promoted {} MiB, demoted {} MiB, failed {:?}",
+        told.promoted_bytes / MIB,
+        told.demoted_bytes / MIB,
+        told.failed_bytes
+    );
+    assert!(told.promoted_bytes >= HOT / 2, "{told:?}");
+}
+
+/// Free memory of both nodes.
+fn free() -> Vec<NodeMemory> {
+    let topology = Topology::read(Path::new("/")).unwrap();
+    let nodes = topology.nodes.iter().map(|node| node.id);
+    NodeMemory::read_all(Path::new("/"), nodes).unwrap()
+}
+
+/// Takes memory, says where it is, and uses its end for ever.
+fn use_memory(bytes: u64) -> ! {
+    // The memory is its cgroup's.
+    let mut go = String::new();
+    io::stdin().read_line(&mut go).unwrap();
+    let (protection, flags) = (
+        libc::PROT_READ | libc::PROT_WRITE,
+        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+    );
+    let len = (bytes + BLOCK_SIZE) as usize;
+    // SAFETY: a new mapping at an address that the kernel chooses.
+    let start = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, -1, 0) };
+    assert_ne!(start, libc::MAP_FAILED);
+    let start = (start as u64).next_multiple_of(BLOCK_SIZE);
+    let hot = start + bytes - HOT;
+    touch(start, bytes - HOT);
+    let is_slow = std::env::var("SLOW_END").is_ok_and(|it| !it.is_empty());
+    if is_slow {
+        prefer(Some(1));
+    }
+    touch(hot, HOT);
+    prefer(None);
+    println!("{start}");
+    io::stdout().flush().unwrap();
+    loop {
+        touch(hot, HOT);
+        // The agent has the machine's other CPU, and the kernel's threads some time on this one.
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Takes memory of a node from now on, or as the kernel likes.
+fn prefer(node: Option<u32>) {
+    let mask = node.map(|node| 1u64 << node);
+    let (mode, mask, bits) = match &mask {
+        Some(mask) => (libc::MPOL_PREFERRED, ptr::from_ref(mask), 64),
+        None => (libc::MPOL_DEFAULT, ptr::null(), 0),
+    };
+    // SAFETY: the mask has that many bits, and outlives the call.
+    let failed = unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, mask, bits) };
+    assert_eq!(failed, 0, "{}", io::Error::last_os_error());
+}
+
+fn touch(start: u64, bytes: u64) {
+    for addr in (start..start + bytes).step_by(PAGE_SIZE as usize) {
+        // SAFETY: within the mapping, which nobody else has.
+        unsafe { ptr::with_exposed_provenance_mut::<u8>(addr as usize).write_volatile(1) };
+    }
+}
+
+/// Samples of hot memory, as a sampling unit would take them.
+struct HotMemory(Pid, Range<u64>);
+
+impl Tracker for HotMemory {
+    fn name(&self) -> &'static str {
+        "hot memory"
+    }
+
+    fn loads_per_sample(&self) -> Option<u32> {
+        Some(1 << 10)
+    }
+
+    fn set_targets(&mut self, _: &[Pid]) -> Result<(), TrackerError> {
+        Ok(())
+    }
+
+    fn drain(&mut self, out: &mut Vec<Sample>, _max: usize) -> Result<Drained, TrackerError> {
+        let Self(pid, hot) = self;
+        let sample = |addr| Sample {
+            pid: *pid,
+            addr: GuestVirtAddr(addr),
+            weight: 1,
+        };
+        out.extend(hot.clone().step_by(BLOCK_SIZE as usize / 16).map(sample));
+        Ok(Drained {
+            taken: out.len() as u64,
+            ..Drained::default()
+        })
+    }
+
+    fn pause(&mut self) -> Result<(), TrackerError> {
+        Ok(())
+    }
+
+    fn resume(&mut self) -> Result<(), TrackerError> {
+        Ok(())
+    }
+}
+
+/// Makes a block device in memory, and swaps to it.
+fn swap_on() {
+    let module = File::open(DISK).unwrap();
+    let options = CString::new(format!("rd_nr=1 rd_size={}", SWAP_MIB << 10)).unwrap();
+    // SAFETY: an open file and a C string that outlives the call.
+    let loaded = unsafe {
+        libc::syscall(
+            libc::SYS_finit_module,
+            module.as_raw_fd(),
+            options.as_ptr(),
+            0,
+        )
+    };
+    assert_eq!(loaded, 0, "{}", io::Error::last_os_error());
+    // The first page of swap space (union swap_header): version 1 and the last page at 1024, and the signature at its end.
+    let mut header = vec![0u8; PAGE_SIZE as usize];
+    let last_page = (SWAP_MIB * MIB / PAGE_SIZE - 1) as u32;
+    header[1024..1028].copy_from_slice(&1u32.to_ne_bytes());
+    header[1028..1032].copy_from_slice(&last_page.to_ne_bytes());
+    header[PAGE_SIZE as usize - 10..].copy_from_slice(b"SWAPSPACE2");
+    let mut disk = File::options().write(true).open(SWAP).unwrap();
+    disk.write_all(&header).unwrap();
+    disk.sync_all().unwrap();
+    let path = CString::new(SWAP).unwrap();
+    // SAFETY: a C string that outlives the call.
+    let failed = unsafe { libc::swapon(path.as_ptr(), 0) };
+    assert_eq!(failed, 0, "{}", io::Error::last_os_error());
+    fs::write("/sys/fs/cgroup/cgroup.subtree_control", "+memory").unwrap();
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(path).unwrap()
+}
+
+fn mount_all() -> io::Result<()> {
+    for (kind, target) in [
+        ("proc", "/proc"),
+        ("sysfs", "/sys"),
+        ("devtmpfs", "/dev"),
+        ("cgroup2", "/sys/fs/cgroup"),
+    ] {
+        let (kind, target) = (CString::new(kind)?, CString::new(target)?);
+        let (kind, target) = (kind.as_ptr(), target.as_ptr());
+        // SAFETY: C strings that outlive the call; no data is passed.
+        if unsafe { libc::mount(kind, target, kind, 0, ptr::null()) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
