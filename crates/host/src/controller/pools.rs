@@ -5,24 +5,14 @@
 use std::collections::BTreeMap;
 
 use demeter_policy::{Tier, TierBytes};
+use serde::{Deserialize, Serialize};
 
 use super::{Controller, Limits, Millis, Refusal, VmStatus};
 use crate::VmName;
 use crate::store::Account;
 
 /// Name of a pool; empty for the only pool of a host.
-#[derive(
-    Debug,
-    Clone,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Default,
-    serde::Serialize,
-    serde::Deserialize,
-)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct PoolName(pub String);
 
