@@ -37,7 +37,7 @@ pub fn fits(file: &Path, client: &Client) -> anyhow::Result<()> {
     output::print(text)
 }
 
-/// What is left with a VM; an error if it does not fit.
+/// Memory that is left beside a VM; an error if it does not fit.
 fn line(view: &HostView, pool: &str, name: &VmName, vm: &VmConfig) -> anyhow::Result<String> {
     let Some(of) = view.pools.iter().find(|of| of.name == pool) else {
         bail!("VM {name}: the running controller has no pool {pool:?}; reload it first");

@@ -196,7 +196,7 @@ impl PoolConfig {
     }
 }
 
-/// What pools need to know of a machine.
+/// The facts about a machine that pools need.
 struct Machine<'a> {
     topology: Option<&'a Topology>,
     /// Its detected tiers; empty if there are none.

@@ -13,8 +13,8 @@
 //!    fast one, and so on; while fast memory is free a promotion needs no partner.
 //! 3. A token bucket pays for exchanges. It begins with a quarter of a second for each CPU and gains 0.3 % of the machine's
 //!    time. It gains what memory earns that was moved, and loses what that memory loses, compared with where it lay first.
-//!    Income that was steady for up to sixteen seconds is lent for as long again. What a block would have earned before it was
-//!    moved counts for that, once moved memory is seen to earn. When the bucket is empty, blocks may only go back to where
+//!    Income that was steady for up to sixteen seconds is lent for as long again. Once moved memory is seen to earn, the
+//!    time for which a block was hot before its move counts, too. When the bucket is empty, blocks may only go back to where
 //!    they lay first. Moves that have lost as much as it held at first, and still lose, are undone.
 //!
 //! So a hot set that is ten times thinner is moved ten times later, and no horizon has to be known. The rule is that of one
@@ -183,7 +183,7 @@ impl Rule {
         self.tokens_s += TRICKLE * cpus * end.elapsed_s;
         self.unseen_s += end.elapsed_s;
         if end.is_repeat {
-            // What was seen a second ago says less and less of what memory earns now.
+            // Income that nobody has seen for a second counts half.
             self.income[0] *= window_s(0) / (window_s(0) + end.elapsed_s);
         } else if self.unseen_s > 0.0 {
             self.event_s = self.gain.event_s(end.rate);
@@ -255,8 +255,8 @@ impl Rule {
         }
     }
 
-    /// Takes note that a block has crossed the boundary below a tier; `below` is its place on the slower side. What it
-    /// would have earned in the longer windows counts as income of these.
+    /// Takes note that a block has crossed the boundary below a tier; `below` is its place on the slower side.
+    /// Income of the longer windows gets the amount that the block would have earned in them.
     pub(crate) fn crossed(
         &mut self,
         heat: &Heat,
