@@ -12,7 +12,10 @@ impl Deciding {
     /// of them or none: refused if a pool is too small or a VM cannot get its memory.
     pub(super) fn evacuate(&mut self) -> Result<(), ChangeError> {
         // A guest without an agent has all its memory already.
-        let has_all = |name: &VmName| self.known[name].managed_by == Some("history");
+        let has_all = |name: &VmName| {
+            let known = self.known.get(name);
+            known.is_some_and(|known| known.managed_by == Some("history"))
+        };
         for (name, pool) in self.controller.iter() {
             let lacking = pool.lacks_for_all(has_all);
             if let Some((vm, why)) = lacking.vm {
