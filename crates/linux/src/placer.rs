@@ -167,7 +167,7 @@ mod tests {
         assert_eq!(went(0, [0, 0, 1, 50, 50]), 3);
         assert_eq!(went(0, [0, 0, 1, 1, 50]), 4);
         // If no node has room, the one with the most free memory is chosen.
-        assert_eq!(went(0, [0, 0, 2, 3, 1]), 3);
+        assert_eq!(went(0, [0, 0, 0, 1, 0]), 3);
         assert_eq!(
             placer.demote(Level::Second, NodeId(2), BLOCK, &mut rooms([9; 5])),
             NodeId(4)
