@@ -34,7 +34,7 @@ machine.slow.latency_ns = 79 -> is below machine.fast.latency_ns = 80: swap the 
 machine.slow.bandwidth_gbps = 101 -> exceeds machine.fast.bandwidth_gbps = 100: swap the tiers
 lab.dilation = 0 -> lab.dilation = 0: must be 1 to 1000
 lab.timeout_s = 3601 -> lab.timeout_s = 3601: must be 1 to 3600
-lab.dilatoin = 8 -> unknown field `dilatoin`, expected `dilation` or `timeout_s`
+lab.dilatoin = 8 -> unknown field `dilatoin`, expected one of `dilation`, `timeout_s`, `clock`
 sim.cpu = "zen" -> unknown variant `zen`, expected one of `ice-lake-sp`, `zen-3`, `sandy-bridge`, `lab`, `lab-host`
 sim.vms = 65 & sim.cores = 8 -> sim.vms = 65: at most 64 share cores
 sim.vms = 0 -> sim.vms = 0: must be 1 to 1024
