@@ -2,9 +2,10 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
+use demeter_guest::policies::read_places;
 use demeter_policy::{MIB, NodeId, Pid};
 use demeter_scenario::Machine;
 
@@ -32,47 +33,41 @@ pub fn fast_nodes(bed: &Testbed<'_>, machine: &Machine, socket: u32, copies: u32
     }
 }
 
-/// Bytes of a process on each node, from its numa_maps.
+/// Longest time to read where a copy's memory lies.
+const READ_MAX: Duration = Duration::from_secs(10);
+
+/// Bytes of a process on each node.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Placement(BTreeMap<u32, u64>);
+pub struct Placement(BTreeMap<NodeId, u64>);
 
 impl Placement {
     /// Reads where a process's memory lies.
     pub fn read(root: &Path, pid: Pid) -> Result<Self, Fault> {
-        let path = root.join(format!("proc/{pid}/numa_maps"));
-        let text = fs::read_to_string(&path).map_err(Fault::io("read", &path))?;
-        Ok(Self::parse(&text))
-    }
-
-    fn parse(numa_maps: &str) -> Self {
         let mut bytes = BTreeMap::new();
-        for line in numa_maps.lines() {
-            let fields = || {
-                line.split_ascii_whitespace()
-                    .filter_map(|f| f.split_once('='))
-            };
-            let page_kib = fields().find(|(key, _)| *key == "kernelpagesize_kB");
-            let page_kib: u64 = page_kib.and_then(|(_, kib)| kib.parse().ok()).unwrap_or(4);
-            for (key, pages) in fields() {
-                let node = key.strip_prefix('N').and_then(|node| node.parse().ok());
-                if let (Some(node), Ok(pages)) = (node, pages.parse::<u64>()) {
-                    *bytes.entry(node).or_insert(0) += pages * page_kib * 1024;
-                }
+        let is_whole = read_places(root, pid, READ_MAX, |place| {
+            for (node, resident) in place.resident {
+                *bytes.entry(node).or_insert(0) += resident.0;
             }
+        })
+        .map_err(|error| Fault::Workload(error.to_string()))?;
+        match is_whole {
+            true => Ok(Self(bytes)),
+            false => Err(Fault::Workload(format!(
+                "has more mappings than can be read in {READ_MAX:?}"
+            ))),
         }
-        Self(bytes)
     }
 
     /// The placement in words, for a process that runs on this socket.
     pub fn describe(&self, machine: &Machine, socket: u32) -> String {
         let nodes = machine.nodes();
-        let is_elsewhere = |node: &u32| {
-            let node = nodes.get(*node as usize);
+        let is_elsewhere = |node: &NodeId| {
+            let node = nodes.get(node.0 as usize);
             node.is_some_and(|node| node.socket != socket)
         };
         let elsewhere = self.0.iter().filter(|(node, _)| is_elsewhere(node));
         let elsewhere: u64 = elsewhere.map(|(_, bytes)| bytes).sum();
-        let node = |(node, bytes): (&u32, &u64)| format!("node {node} {} MiB", bytes / MIB);
+        let node = |(node, bytes): (&NodeId, &u64)| format!("node {node} {} MiB", bytes / MIB);
         let all: Vec<String> = self.0.iter().map(node).collect();
         format!(
             "{}; on other sockets {} MiB",
@@ -84,6 +79,8 @@ impl Placement {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     /// Two sockets, each with DRAM and CXL memory.
@@ -114,15 +111,21 @@ mod tests {
 
     #[test]
     fn memory_on_other_sockets_is_summed_over_mappings_and_page_sizes() {
-        let placement = Placement::parse(
+        let placement = |numa_maps: &str| {
+            let root = tempfile::tempdir().unwrap();
+            fs::create_dir_all(root.path().join("proc/9")).unwrap();
+            fs::write(root.path().join("proc/9/numa_maps"), numa_maps).unwrap();
+            Placement::read(root.path(), Pid(9)).unwrap()
+        };
+        let several = placement(
             "7f00 default anon=512 dirty=512 N0=256 N3=256 kernelpagesize_kB=4\n\
              7f80 bind:1 file=/N1=7 huge N1=2 N2=1 kernelpagesize_kB=2048\n\
              7fff default stack\n",
         );
         assert_eq!(
-            placement.describe(&machine(), 0),
+            several.describe(&machine(), 0),
             "node 0 1 MiB, node 1 4 MiB, node 2 2 MiB, node 3 1 MiB; on other sockets 5 MiB"
         );
-        assert_eq!(Placement::parse("N0=x ="), Placement::default());
+        assert_eq!(placement("N0=x =\n"), Placement::default());
     }
 }
