@@ -18,8 +18,9 @@ use demeter_guest::nodes::{NodeMemory, Topology};
 use demeter_guest::pages::LivePages;
 use demeter_guest::status::StatusCell;
 use demeter_guest::targets::TargetFinder;
-use demeter_guest::tracker::{Drained, Tracker, TrackerError};
-use demeter_policy::{BLOCK_SIZE, GuestVirtAddr, MIB, NodeId, PAGE_SIZE, Pid, Sample};
+use demeter_policy::{BLOCK_SIZE, MIB, NodeId, PAGE_SIZE, Pid};
+
+use super::in_vm::{HotMemory, mount_all, prefer, touch};
 
 /// The module of a block device in memory, and its device.
 pub const DISK: &str = "/brd.ko";
@@ -72,7 +73,7 @@ enum Case {
 /// Runs all cases, prints the verdict on the console and powers the VM off.
 pub fn first_process() -> ! {
     let verdict = catch_unwind(|| {
-        mount_all().unwrap();
+        mount_all(&[("cgroup2", "/sys/fs/cgroup")]).unwrap();
         swap_on();
         for case in [Case::NearLimits, Case::NearWatermarks] {
             let alone = run(case, false);
@@ -211,7 +212,7 @@ fn manage(pid: Pid, hot: Range<u64>) {
     };
     let effects = Effects {
         finder: TargetFinder::new(Path::new("/"), config.targets().unwrap()),
-        tracker: Box::new(HotMemory(pid, hot)),
+        tracker: Box::new(HotMemory(vec![(pid, hot)])),
         pages: Box::new(LivePages::default()),
         measured_ns: [(NodeId(0), 100), (NodeId(1), 1 << 20)].into(),
         cpus: 1 << 20,
@@ -269,64 +270,6 @@ fn use_memory(bytes: u64) -> ! {
     }
 }
 
-/// Takes memory of a node from now on, or as the kernel likes.
-fn prefer(node: Option<u32>) {
-    let mask = node.map(|node| 1u64 << node);
-    let (mode, mask, bits) = match &mask {
-        Some(mask) => (libc::MPOL_PREFERRED, ptr::from_ref(mask), 64),
-        None => (libc::MPOL_DEFAULT, ptr::null(), 0),
-    };
-    // SAFETY: the mask has that many bits, and outlives the call.
-    let failed = unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, mask, bits) };
-    assert_eq!(failed, 0, "{}", io::Error::last_os_error());
-}
-
-fn touch(start: u64, bytes: u64) {
-    for addr in (start..start + bytes).step_by(PAGE_SIZE as usize) {
-        // SAFETY: within the mapping, which nobody else has.
-        unsafe { ptr::with_exposed_provenance_mut::<u8>(addr as usize).write_volatile(1) };
-    }
-}
-
-/// Samples of hot memory, as a sampling unit would take them.
-struct HotMemory(Pid, Range<u64>);
-
-impl Tracker for HotMemory {
-    fn name(&self) -> &'static str {
-        "hot memory"
-    }
-
-    fn loads_per_sample(&self) -> Option<u32> {
-        Some(1 << 10)
-    }
-
-    fn set_targets(&mut self, _: &[Pid]) -> Result<(), TrackerError> {
-        Ok(())
-    }
-
-    fn drain(&mut self, out: &mut Vec<Sample>, _max: usize) -> Result<Drained, TrackerError> {
-        let Self(pid, hot) = self;
-        let sample = |addr| Sample {
-            pid: *pid,
-            addr: GuestVirtAddr(addr),
-            weight: 1,
-        };
-        out.extend(hot.clone().step_by(BLOCK_SIZE as usize / 16).map(sample));
-        Ok(Drained {
-            taken: out.len() as u64,
-            ..Drained::default()
-        })
-    }
-
-    fn pause(&mut self) -> Result<(), TrackerError> {
-        Ok(())
-    }
-
-    fn resume(&mut self) -> Result<(), TrackerError> {
-        Ok(())
-    }
-}
-
 /// Makes a block device in memory, and swaps to it.
 fn swap_on() {
     let module = File::open(DISK).unwrap();
@@ -359,21 +302,4 @@ fn swap_on() {
 
 fn read(path: &str) -> String {
     fs::read_to_string(path).unwrap()
-}
-
-fn mount_all() -> io::Result<()> {
-    for (kind, target) in [
-        ("proc", "/proc"),
-        ("sysfs", "/sys"),
-        ("devtmpfs", "/dev"),
-        ("cgroup2", "/sys/fs/cgroup"),
-    ] {
-        let (kind, target) = (CString::new(kind)?, CString::new(target)?);
-        let (kind, target) = (kind.as_ptr(), target.as_ptr());
-        // SAFETY: C strings that outlive the call; no data is passed.
-        if unsafe { libc::mount(kind, target, kind, 0, ptr::null()) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-    }
-    Ok(())
 }

@@ -1,7 +1,6 @@
 //! The part in the VM.
 
 use std::collections::BTreeMap;
-use std::ffi::CString;
 use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
 use std::panic::catch_unwind;
@@ -15,9 +14,9 @@ use demeter_guest::nodes::Topology;
 use demeter_guest::pages::{LivePages, PageState, Pages};
 use demeter_guest::status::StatusCell;
 use demeter_guest::targets::TargetFinder;
-use demeter_guest::tracker::{Drained, Tracker, TrackerError};
-use demeter_policy::{BLOCK_SIZE, GuestVirtAddr, MIB, NodeId, PAGE_SIZE, Pid, Sample};
+use demeter_policy::{BLOCK_SIZE, GuestVirtAddr, MIB, NodeId, PAGE_SIZE, Pid};
 
+use super::in_vm::{HotMemory, mount_all, prefer, touch};
 use super::{SHAPES, Shape, verdict};
 
 /// The first argument of a child that uses memory.
@@ -29,9 +28,6 @@ const AGENT: &str = "be-the-agent";
 /// Memory of each program, and hot memory at the end of it.
 const BYTES: u64 = 96 * MIB;
 const HOT: u64 = 48 * MIB;
-
-/// Take memory of this node where it has some (linux/mempolicy.h).
-const MPOL_PREFERRED: libc::c_int = 1;
 
 /// Epochs after which hot memory lies where it belongs.
 const EPOCHS: usize = 40;
@@ -63,7 +59,7 @@ impl Wish {
 /// Starts the programs and the agent, and turns the VM off once that has ended.
 pub fn first_process() -> ! {
     let _ = catch_unwind(|| {
-        mount_all().unwrap();
+        mount_all(&[]).unwrap();
         let shape = this_shape();
         // A program on each socket.
         let sockets = shape.nodes.iter().filter_map(|node| node.cpu);
@@ -257,76 +253,4 @@ pub fn use_memory(wish: &Wish) -> ! {
     loop {
         touch(start + BYTES - HOT, HOT);
     }
-}
-
-/// Takes memory of a node from now on, or as the kernel likes.
-fn prefer(node: Option<u32>) {
-    let mask = node.map(|node| 1u64 << node);
-    let (mode, mask, bits) = match &mask {
-        Some(mask) => (MPOL_PREFERRED, ptr::from_ref(mask), 64),
-        None => (0, ptr::null(), 0),
-    };
-    // SAFETY: the mask has that many bits, and outlives the call.
-    let failed = unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, mask, bits) };
-    assert_eq!(failed, 0, "{}", io::Error::last_os_error());
-}
-
-fn touch(start: u64, bytes: u64) {
-    for addr in (start..start + bytes).step_by(PAGE_SIZE as usize) {
-        // SAFETY: within the mapping, which nobody else has.
-        unsafe { ptr::with_exposed_provenance_mut::<u8>(addr as usize).write_volatile(1) };
-    }
-}
-
-/// Samples of hot memory, as a sampling unit would take them.
-struct HotMemory(Vec<(Pid, std::ops::Range<u64>)>);
-
-impl Tracker for HotMemory {
-    fn name(&self) -> &'static str {
-        "hot memory"
-    }
-
-    fn loads_per_sample(&self) -> Option<u32> {
-        Some(1 << 10)
-    }
-
-    fn set_targets(&mut self, _: &[Pid]) -> Result<(), TrackerError> {
-        Ok(())
-    }
-
-    fn drain(&mut self, out: &mut Vec<Sample>, _max: usize) -> Result<Drained, TrackerError> {
-        for (pid, hot) in &self.0 {
-            for addr in hot.clone().step_by(BLOCK_SIZE as usize / 16) {
-                out.push(Sample {
-                    pid: *pid,
-                    addr: GuestVirtAddr(addr),
-                    weight: 1,
-                });
-            }
-        }
-        Ok(Drained {
-            taken: out.len() as u64,
-            ..Drained::default()
-        })
-    }
-
-    fn pause(&mut self) -> Result<(), TrackerError> {
-        Ok(())
-    }
-
-    fn resume(&mut self) -> Result<(), TrackerError> {
-        Ok(())
-    }
-}
-
-fn mount_all() -> io::Result<()> {
-    for (kind, target) in [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev")] {
-        let (kind, target) = (CString::new(kind)?, CString::new(target)?);
-        let (kind, target) = (kind.as_ptr(), target.as_ptr());
-        // SAFETY: C strings that outlive the call; no data is passed.
-        if unsafe { libc::mount(kind, target, kind, 0, ptr::null()) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-    }
-    Ok(())
 }

@@ -3,6 +3,8 @@
 
 #[path = "../console/mod.rs"]
 mod console;
+#[path = "../in_vm/mod.rs"]
+mod in_vm;
 mod inside;
 
 use std::process::ExitCode;
