@@ -45,7 +45,7 @@ impl Machine {
         machine
     }
 
-    /// With the files of so many targets, each with so many regions.
+    /// A machine whose DAMON has `targets` targets, each with `regions` regions.
     fn with_regions(targets: u32, regions: u32) -> Self {
         let machine = Self::new();
         let write = |file: String| machine.write(&format!("{ADMIN}/0/contexts/0/{file}"), "");
