@@ -44,7 +44,7 @@ pub struct Status {
     pub promoted_bytes: u64,
     /// Bytes moved to slow memory, checked by node.
     pub demoted_bytes: u64,
-    /// Time spent on moves, without those for the host, milliseconds.
+    /// CPU time spent on moves, without those for the host, milliseconds.
     pub moves_cost_ms: u64,
     /// Estimated time that moves saved programs, less the time they lost, milliseconds.
     pub moves_benefit_ms: i64,
@@ -239,7 +239,7 @@ impl Collector for Snapshot {
         )?;
         let seconds = Some(&Unit::Seconds);
         let metric = ConstCounter::new(s.moves_cost_ms as f64 / 1000.0);
-        let help = "Time that moves took, but for what the host has ordered";
+        let help = "CPU time that moves took, but for what the host has ordered";
         let kind = metric.metric_type();
         metric.encode(encoder.encode_descriptor("moves_cost", help, seconds, kind)?)?;
         let metric = ConstGauge::new(s.moves_benefit_ms as f64 / 1000.0);

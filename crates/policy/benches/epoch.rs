@@ -123,6 +123,7 @@ impl Driver {
                 self.engine.push(Input::Moved {
                     placements: &places,
                     took_ns: 700_000 * places.len() as u64,
+                    cpu_ns: 700_000 * places.len() as u64,
                 })
             }
             Request::Reclaim => engine.push(Input::Reclaimed),

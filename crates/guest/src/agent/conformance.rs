@@ -150,7 +150,7 @@ impl AgentRig {
         };
         let agent = Agent::new(root.path().into(), config, effects, StatusCell::default());
         let mut agent = agent.unwrap();
-        agent.clock = Clock(Box::new(|| Duration::ZERO));
+        agent.clock = Clock(Box::new(Times::default));
         Self {
             root,
             kernel,

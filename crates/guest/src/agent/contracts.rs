@@ -223,7 +223,7 @@ impl Contracts {
         if !budget.allows(is_first) {
             return Ok(false);
         }
-        let began = clock.now();
+        let began = clock.start();
         self.first_thread = first_thread(root, pid);
         let threads = self.read_threads(root, pid, rules);
         let mut judged = Vec::with_capacity(seen.len().min(JUDGED_MAX));
@@ -256,8 +256,8 @@ impl Contracts {
             }
         };
         self.judged = judged;
-        self.read_at = Some(began);
-        budget.pay(is_first, clock.took_ns(began));
+        self.read_at = Some(began.elapsed);
+        budget.pay(is_first, super::nanoseconds(clock.since(began).cpu));
         Ok(true)
     }
 

@@ -25,6 +25,7 @@ use std::time::{Duration, Instant};
 
 use contracts::{ReadingBudget, Rules};
 use demeter_linux::base_page::{OtherBasePages, check_base_pages};
+use demeter_linux::cpu;
 use demeter_policy::engine::{self, ByHeat, Engine, Gain, Input, Misuse, Request};
 use demeter_policy::{ByteCount, GuestVirtAddr, NodeId, Pid, Sample};
 use machine::{Change, Machine};
@@ -133,23 +134,44 @@ pub struct Agent {
 }
 
 /// Time since the agent started. Tests stop it: the machine's speed must not change a decision.
-struct Clock(Box<dyn Fn() -> Duration + Send>);
+struct Clock(Box<dyn Fn() -> Times + Send>);
+
+/// A reading of the clock, or the difference of two.
+#[derive(Debug, Clone, Copy, Default)]
+struct Times {
+    elapsed: Duration,
+    /// CPU time of the agent's thread: a program that preempts it costs nothing.
+    cpu: Duration,
+}
 
 impl Clock {
     fn live() -> Self {
         let born = Instant::now();
-        Self(Box::new(move || born.elapsed()))
+        Self(Box::new(move || Times {
+            elapsed: born.elapsed(),
+            cpu: cpu::of_this_thread(),
+        }))
     }
 
     fn now(&self) -> Duration {
+        self.start().elapsed
+    }
+
+    fn start(&self) -> Times {
         (self.0)()
     }
 
-    /// Nanoseconds since `began`.
-    fn took_ns(&self, began: Duration) -> u64 {
-        let took = self.now().saturating_sub(began);
-        u64::try_from(took.as_nanos()).unwrap_or(u64::MAX)
+    fn since(&self, began: Times) -> Times {
+        let now = self.start();
+        Times {
+            elapsed: now.elapsed.saturating_sub(began.elapsed),
+            cpu: now.cpu.saturating_sub(began.cpu),
+        }
     }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Why the agent's loop ended.

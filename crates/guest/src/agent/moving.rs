@@ -6,7 +6,7 @@ use demeter_policy::engine::{Direction, Input, Request};
 use demeter_policy::{Block, ByteCount, Level, MIB, NodeId, Pid, Relocation, Spread, VirtRange};
 
 use super::process::Process;
-use super::{Agent, AgentError, headroom};
+use super::{Agent, AgentError, headroom, nanoseconds};
 use crate::mover::Mover;
 use crate::pages::{Errno, Pages, PagesError};
 
@@ -41,7 +41,7 @@ impl Agent {
         if !batch.iter().all(|r| touches(space, r.block)) {
             return Ok(self.engine.push(Input::MoveFailed)?);
         }
-        let began = self.clock.now();
+        let began = self.clock.start();
         let may_collapse = self.huge_pages && headroom::allows(&self.root, pid, COLLAPSE_ROOM);
         self.mover.set_collapse(may_collapse);
         let near = self.processes.get(&pid).and_then(Process::near);
@@ -72,10 +72,11 @@ impl Agent {
                         .zip(left)
                         .filter(|(_, left)| *left > 0),
                 );
-                let took_ns = self.clock.took_ns(began);
+                let took = self.clock.since(began);
                 self.engine.push(Input::Moved {
                     placements,
-                    took_ns,
+                    took_ns: nanoseconds(took.elapsed),
+                    cpu_ns: nanoseconds(took.cpu),
                 })?;
                 self.say_why(pid, &failed);
             }

@@ -129,7 +129,7 @@ pub(super) fn agent_on(
         cpus: WORTH_MUCH.cpus,
     };
     let mut agent = Agent::new(root.into(), config, effects, status.clone())?;
-    agent.clock = Clock(Box::new(|| Duration::ZERO));
+    agent.clock = Clock(Box::new(Times::default));
     Ok(agent)
 }
 

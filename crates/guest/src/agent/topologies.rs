@@ -169,7 +169,7 @@ impl World {
         };
         let status = StatusCell::default();
         let mut agent = Agent::new(root.path().into(), config, effects, status.clone()).unwrap();
-        agent.clock = Clock(Box::new(|| Duration::ZERO));
+        agent.clock = Clock(Box::new(Times::default));
         Self {
             root,
             kernel,

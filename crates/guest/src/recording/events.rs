@@ -128,8 +128,9 @@ impl Encoder {
             Input::Moved {
                 placements,
                 took_ns,
+                cpu_ns,
             } => {
-                tagged(to, tag::MOVED, [took_ns]);
+                tagged(to, tag::MOVED, [took_ns, cpu_ns]);
                 put_placements(to, placements);
             }
             Input::MoveFailed => to.push(tag::MOVE_FAILED),
@@ -304,6 +305,7 @@ impl Decoder {
             }
             tag::MOVED => Input::Moved {
                 took_ns: from.number()?,
+                cpu_ns: from.number()?,
                 placements: self.read_placements(from)?,
             },
             tag::MOVE_FAILED => Input::MoveFailed,

@@ -163,7 +163,7 @@ enum Any {
     Plain(RecordedEvent<'static>),
     Space(Pid, Vec<VirtRange>),
     Located(Vec<Spread>),
-    Moved(Vec<Spread>, u64),
+    Moved(Vec<Spread>, u64, u64),
     Samples(usize, Vec<(Pid, Block)>),
     LookUp(Pid, Vec<Block>),
     Move(Pid, Level, Direction, Vec<Relocation>),
@@ -175,9 +175,10 @@ impl Any {
             Self::Plain(event) => *event,
             Self::Space(pid, vmas) => RecordedEvent::Input(Input::Space { pid: *pid, vmas }),
             Self::Located(all) => RecordedEvent::Input(Input::Located(all)),
-            Self::Moved(placements, took_ns) => RecordedEvent::Input(Input::Moved {
+            Self::Moved(placements, took_ns, cpu_ns) => RecordedEvent::Input(Input::Moved {
                 placements,
                 took_ns: *took_ns,
+                cpu_ns: *cpu_ns,
             }),
             Self::Samples(most, wanted) => RecordedEvent::Request(Request::Samples {
                 most: *most,
@@ -274,7 +275,7 @@ fn any_event() -> impl Strategy<Value = Any> {
         2 => request.prop_map(|r| Any::Plain(RecordedEvent::Request(r))),
         1 => (pid(), prop::collection::vec(range, 0..9)).prop_map(|(p, r)| Any::Space(p, r)),
         1 => places().prop_map(Any::Located),
-        1 => (places(), number()).prop_map(|(all, took)| Any::Moved(all, took)),
+        1 => (places(), number(), number()).prop_map(|(all, took, cpu)| Any::Moved(all, took, cpu)),
         1 => (any::<u32>(), prop::collection::vec((pid(), number()), 0..20)).prop_map(|(most, wanted)| {
             let wanted = wanted.into_iter().map(|(pid, b)| (pid, Block(b)));
             Any::Samples(most as usize, wanted.collect())

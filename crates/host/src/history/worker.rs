@@ -381,11 +381,13 @@ impl Worker {
         };
         from.0 = from.0.saturating_sub(moved);
         let took_ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let spent = cpu::of_this_thread().saturating_sub(before);
         self.engine.push(Input::Moved {
             placements: &placements,
             took_ns,
+            cpu_ns: u64::try_from(spent.as_nanos()).unwrap_or(u64::MAX),
         })?;
-        self.moving += cpu::of_this_thread().saturating_sub(before);
+        self.moving += spent;
         Ok(())
     }
 

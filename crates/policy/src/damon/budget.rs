@@ -3,7 +3,8 @@
 //! # Properties
 //! - In any time t the CPU time is at most the share times t, plus the savings, plus one round.
 //! - While nothing is new, a calm agent spends its reduced share, and the savings fill up.
-//! - In any time t looks cost at most what moves earn, plus the reduced share, plus the share times [`LEARNS`] times log t.
+//! - In any time t looks cost at most what moves earn, an eighth of what exchanges promise, the reduced share, and the
+//!   share times [`LEARNS`] times log t together.
 
 use std::time::Duration;
 
@@ -48,14 +49,16 @@ impl LookBudget {
 
     /// The share of one CPU to spend while nothing is new.
     pub(super) fn pace(&self, now: Duration) -> f64 {
-        let Prospect { is_calm, earned } = self.prospect;
-        let calm = self.share * CALM_SHARE;
-        if is_calm {
-            return calm;
-        }
+        let Prospect {
+            is_calm,
+            earned,
+            promised,
+        } = self.prospect;
         let known = now.saturating_sub(self.known_since);
         let learning = self.share * LEARNS.div_duration_f64(known.max(LEARNS));
-        learning.max(earned).clamp(calm, self.share)
+        let news = if is_calm { 0.0 } else { learning.max(earned) };
+        news.max(promised * CALM_SHARE)
+            .clamp(self.share * CALM_SHARE, self.share)
     }
 
     /// Begins to learn anew: there are unknown blocks.
@@ -142,6 +145,11 @@ impl Prices {
         self.set += cost.set as f64;
     }
 
+    /// Whether a pass was measured.
+    pub(super) fn is_measured(&self) -> bool {
+        self.pass_s.is_finite()
+    }
+
     /// Fixed CPU time of a pass, seconds; 0 before the first measurement.
     pub(super) fn pass_s(&self) -> f64 {
         if self.pass_s.is_finite() {
@@ -178,6 +186,7 @@ mod tests {
     const CALM: Prospect = Prospect {
         is_calm: true,
         earned: 1.0,
+        promised: 0.0,
     };
 
     #[test]
@@ -190,6 +199,22 @@ mod tests {
         assert_eq!(budget.due(true, SECOND), SECOND);
         budget.set_prospect(Prospect::OPEN);
         assert_eq!(budget.due(false, SECOND), SECOND);
+    }
+
+    #[test]
+    fn a_calm_agent_looks_at_what_promises_much() {
+        let mut budget = LookBudget::new(0.02, 1, Duration::ZERO);
+        let mut pace = |promised| {
+            budget.set_prospect(Prospect {
+                is_calm: true,
+                earned: 0.0,
+                promised,
+            });
+            budget.pace(SECOND * 100)
+        };
+        assert_eq!(pace(0.0), 0.02 * CALM_SHARE);
+        assert_eq!(pace(0.1), 0.1 * CALM_SHARE);
+        assert_eq!(pace(1.0), 0.02);
     }
 
     #[test]
@@ -212,6 +237,7 @@ mod tests {
             budget.set_prospect(Prospect {
                 is_calm: false,
                 earned,
+                promised: 0.0,
             });
             (from..to).map(|s| budget.pace(SECOND * s)).sum::<f64>()
         };
@@ -235,7 +261,11 @@ mod tests {
             let (mut now, mut spent, mut last) = (Duration::ZERO, 0.0, 0.0);
             for (cost_ms, wait_ms, [is_new, is_calm], earned) in rounds {
                 now += Duration::from_millis(wait_ms);
-                budget.set_prospect(Prospect { is_calm, earned });
+                budget.set_prospect(Prospect {
+                    is_calm,
+                    earned,
+                    promised: earned,
+                });
                 if budget.due(is_new, now) > now {
                     continue;
                 }

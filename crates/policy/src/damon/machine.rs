@@ -207,6 +207,7 @@ fn a_settled_agent_looks_for_little() {
             machine.observer.set_prospect(Prospect {
                 is_calm: true,
                 earned: 1.0,
+                promised: 0.0,
             });
             machine.run(machine.now + Duration::from_secs(30));
             let (before_s, began) = (machine.spent_s, machine.now);
@@ -226,6 +227,7 @@ fn a_hot_set_that_has_moved_is_found_again() {
         machine.observer.set_prospect(Prospect {
             is_calm: false,
             earned: 1.0,
+            promised: 0.0,
         });
         machine.cover();
         machine.run(machine.now + Duration::from_secs(30));

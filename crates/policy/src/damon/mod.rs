@@ -19,8 +19,9 @@
 //! `estimate` turns the results of looks into a rate. A lower bound is reported only if no shorter look corrects it:
 //! its long exposure would outweigh the better estimate.
 //!
-//! Unknown blocks come first, and are paid for from savings. Any other round is followed by a rest that pays for it.
-//! The rest is longer while looks cost more than moves earn, and longest while the agent is calm. See `budget`.
+//! Unknown blocks come first, except for what the policy requests, and are paid for from savings. Any other round is
+//! followed by a rest that pays for it. The rest is longer while looks cost more than moves earn or promise, and longest
+//! while the agent is calm. See `budget`.
 //!
 //! DAMON does not flush TLBs when it clears bits, so a page that stays in a TLB looks unaccessed. Hence the driver
 //! flushes TLBs once in each interval that is long enough. Such a huge page is always found accessed with a flush, and
@@ -28,7 +29,7 @@
 //!
 //! # Properties
 //! - All known memory is looked at repeatedly, each block once per turn, over as many rounds as that needs.
-//! - Unknown memory comes before known memory.
+//! - Unknown memory comes before known memory that the policy did not request.
 //! - A round looks at each of its blocks once per rung, and reports it at most once.
 //! - A pass has at most [`SET_MAX`] blocks. At the measured price, the kernel visits all of them in half of the
 //!   interval.
@@ -126,6 +127,8 @@ pub struct Prospect {
     pub is_calm: bool,
     /// CPU time that moved memory has saved lately, seconds per second.
     pub earned: f64,
+    /// CPU time that exchanges would certainly save that were not made as yet, seconds per second.
+    pub promised: f64,
 }
 
 impl Prospect {
@@ -133,6 +136,7 @@ impl Prospect {
     pub const OPEN: Self = Self {
         is_calm: false,
         earned: 0.0,
+        promised: 0.0,
     };
 }
 

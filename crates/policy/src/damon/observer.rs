@@ -149,7 +149,9 @@ impl Observer {
         let is_thorough = !is_first || self.memory.unknown() as f64 * quick_s > saved_s;
         let looks = self.looks(&RUNGS[0], is_thorough);
         let seconds = match is_first {
-            true => saved_s.max(self.budget.share() * PERIOD.as_secs_f64()),
+            // A price that was only guessed, or that rises, must not overdraw the savings: the rest would be long.
+            true if !self.prices.is_measured() => saved_s / 8.0,
+            true => (saved_s / 2.0).max(self.budget.share() * PERIOD.as_secs_f64()),
             false => pace * PERIOD.as_secs_f64(),
         };
         // A round is long enough that its blocks cost as much as the fixed cost of its passes. The rest afterwards pays
@@ -164,11 +166,8 @@ impl Observer {
             ..Round::default()
         };
         let mut chosen: Vec<(Pid, Block)> = vec![];
-        let may_look = |&(pid, block): &(Pid, Block)| {
-            let state = self.memory.state(pid, block);
-            state.is_some_and(|state| !is_first || !state.is_known())
-        };
-        let wanted = self.wanted.iter().copied().filter(may_look);
+        let is_there = |&(pid, block): &(Pid, Block)| self.memory.state(pid, block).is_some();
+        let wanted = self.wanted.iter().copied().filter(is_there);
         chosen.extend(wanted.take(size / 2));
         let is_due = |&(pid, block, rung): &(Pid, Block, usize)| {
             let state = self.memory.state(pid, block);

@@ -98,7 +98,12 @@ impl<S: Strategy> Engine<S> {
         };
     }
 
-    pub(super) fn moved(&mut self, spreads: &[Spread], took_ns: u64) -> Result<(), Misuse> {
+    pub(super) fn moved(
+        &mut self,
+        spreads: &[Spread],
+        took_ns: u64,
+        cpu_ns: u64,
+    ) -> Result<(), Misuse> {
         let Moves {
             batch,
             level,
@@ -137,7 +142,7 @@ impl<S: Strategy> Engine<S> {
         }
         let tried = ByteCount(tried);
         self.moving_ns = self.moving_ns.saturating_add(took_ns);
-        self.strategy.moved(direction, tried, took_ns, is_ordered);
+        self.strategy.moved(direction, tried, cpu_ns, is_ordered);
         if direction == Direction::Promotion && moved * 2 < tried.0 {
             // More promotions would only cost time.
             self.moves.give_up_promotions();

@@ -354,6 +354,7 @@ impl<S: Strategy> Plain<S> {
                 engine.push(Input::Moved {
                     placements: &places,
                     took_ns: self.block_ns * places.len() as u64,
+                    cpu_ns: self.block_ns * places.len() as u64,
                 })
             }
             Request::Reclaim => engine.push(Input::Reclaimed),

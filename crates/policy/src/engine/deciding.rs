@@ -30,6 +30,10 @@ const RANK_EPOCHS: u32 = 4;
 /// Time between two refreshes of processes and mappings, milliseconds.
 const REFRESH_MS: u64 = 2000;
 
+/// Epochs between two plans while nothing new was seen. It is coprime to the number of longer windows, so that each has
+/// its turn.
+const REPEATED_PLAN_EPOCHS: u32 = 5;
+
 const NS_PER_MS: u64 = 1_000_000;
 
 /// Factor of the refresh interval while nothing is accessed.
@@ -129,8 +133,15 @@ impl<S: Strategy> Engine<S> {
         let slept_ns = (u64::from(self.slept) * self.config.epoch_ms).saturating_mul(NS_PER_MS);
         let elapsed_s = slept_ns.max(std::mem::take(&mut self.moving_ns)) as f64 * 1e-9;
         let is_cold = self.samples == 0 && self.processes.values().all(Process::is_cold);
+        // Without new evidence a plan changes slowly.
+        let is_light = is_repeat
+            && self.balloon_wants.0 == 0
+            && !self.epoch.is_multiple_of(REPEATED_PLAN_EPOCHS);
         let mut has_news = false;
-        if !is_cold {
+        if is_light {
+            let processes = self.processes.values_mut();
+            processes.for_each(|process| process.classifier.pass_time(elapsed_s));
+        } else if !is_cold {
             let chunks: usize = self.processes.values().map(|p| p.classifier.chunks()).sum();
             for process in self.processes.values_mut() {
                 let part = (CHUNKS_MAX * process.classifier.chunks()).div_ceil(chunks.max(1));
@@ -145,6 +156,10 @@ impl<S: Strategy> Engine<S> {
             rate: self.processes.values().map(|p| p.classifier.rate()).sum(),
         };
         self.strategy.end_epoch(&end);
+        if is_light {
+            // Requests for evidence stay.
+            return self.proceed();
+        }
         if is_cold && self.balloon_wants.0 == 0 {
             self.ranking.clear();
             return self.carry_out(Plans::default());

@@ -292,9 +292,10 @@ impl<S: Strategy> Engine<S> {
                 Input::Moved {
                     placements,
                     took_ns,
+                    cpu_ns,
                 },
                 State::Move,
-            ) => self.moved(placements, took_ns)?,
+            ) => self.moved(placements, took_ns, cpu_ns)?,
             (Input::MoveFailed, State::Move) => {
                 for r in &self.moves.batch {
                     self.residency.failed(r.pid, r.block, self.epoch);
@@ -391,6 +392,7 @@ impl<S: Strategy> Engine<S> {
         Prospect {
             is_calm: self.pause_epochs() > 1 && !balance.is_falling,
             earned: balance.income_ns as f64 * 1e-9,
+            promised: balance.promise_ns as f64 * 1e-9,
         }
     }
 

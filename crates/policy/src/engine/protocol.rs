@@ -79,6 +79,8 @@ pub enum Input<'a> {
         placements: &'a [Spread],
         /// Duration, nanoseconds.
         took_ns: u64,
+        /// CPU time, nanoseconds: what programs did meanwhile is no cost.
+        cpu_ns: u64,
     },
     /// Answers [`Request::Move`] if the whole call failed, for example because the process has ended.
     MoveFailed,

@@ -33,6 +33,11 @@ pub trait Classify: Clone + std::fmt::Debug {
     /// Ends an epoch of `elapsed_s` seconds; visits at most `chunks_max` chunks. Returns whether a new plan is needed.
     fn end_epoch(&mut self, epoch: u32, elapsed_s: f64, chunks_max: usize) -> bool;
 
+    /// Ends an epoch of `elapsed_s` seconds without evidence.
+    fn pass_time(&mut self, elapsed_s: f64) {
+        let _ = elapsed_s;
+    }
+
     /// Number of its chunks of 1 GiB, if it has any.
     fn chunks(&self) -> usize {
         0
@@ -76,6 +81,10 @@ impl Classify for Heat {
     fn end_epoch(&mut self, epoch: u32, elapsed_s: f64, chunks_max: usize) -> bool {
         Self::end_epoch(self, epoch, elapsed_s, chunks_max);
         true
+    }
+
+    fn pass_time(&mut self, elapsed_s: f64) {
+        Self::pass_time(self, elapsed_s);
     }
 
     fn chunks(&self) -> usize {
@@ -160,9 +169,9 @@ pub trait Strategy {
         let _ = end;
     }
 
-    /// Notes the duration of a batch; `is_ordered` if it was for the host.
-    fn moved(&mut self, direction: Direction, tried: ByteCount, took_ns: u64, is_ordered: bool) {
-        let _ = (direction, tried, took_ns, is_ordered);
+    /// Notes the CPU time of a batch; `is_ordered` if it was for the host.
+    fn moved(&mut self, direction: Direction, tried: ByteCount, cpu_ns: u64, is_ordered: bool) {
+        let _ = (direction, tried, cpu_ns, is_ordered);
     }
 
     /// Notes that a block has crossed the boundary below a tier; `below` is its place on the slower side.
@@ -240,8 +249,8 @@ impl Strategy for ByHeat {
         self.0.end_epoch(end);
     }
 
-    fn moved(&mut self, direction: Direction, tried: ByteCount, took_ns: u64, is_ordered: bool) {
-        self.0.moved(direction, tried, took_ns, is_ordered);
+    fn moved(&mut self, direction: Direction, tried: ByteCount, cpu_ns: u64, is_ordered: bool) {
+        self.0.moved(direction, tried, cpu_ns, is_ordered);
     }
 
     fn crossed(&mut self, heat: &Heat, block: Block, way: (Level, Direction), below: &Spread) {

@@ -423,7 +423,8 @@ fn tell(plain: &mut Plain, told: &AnyInput, epoch: &EpochScript) -> Result<(), T
                 true => Input::Located(&places),
                 false => Input::Moved {
                     placements: &places,
-                    took_ns: places.len() as u64,
+                    took_ns: 1000 * places.len() as u64,
+                    cpu_ns: places.len() as u64,
                 },
             }
         }

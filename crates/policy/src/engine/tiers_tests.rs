@@ -128,6 +128,7 @@ impl Machine {
                     let moved = Input::Moved {
                         placements: &placements,
                         took_ns: 1000,
+                        cpu_ns: 1000,
                     };
                     self.engine.push(moved).unwrap();
                 }

@@ -47,7 +47,7 @@ const WEIGHT_MAX: f64 = 1e15;
 /// Maximum exposure of an observation: four looks of 80 ms at a block of small pages, each at one of 512 pages.
 const WATCHED_MAX_S: f64 = 4.0 * 0.08 / 512.0;
 
-/// Number of events in the shortest window below which a process is idle.
+/// Number of events in a window below which a process is idle.
 const COLD_EVENTS: f64 = 1.0 / 64.0;
 
 /// Number of blocks and groups of 8, 64 and 512 blocks, in one array.
@@ -228,15 +228,7 @@ impl Heat {
     /// Ends an epoch of `elapsed_s` seconds. For the windows that are due, measures the differences between parts
     /// again, in at most `chunks_max` chunks.
     pub fn end_epoch(&mut self, epoch: u32, elapsed_s: f64, chunks_max: usize) {
-        let elapsed_s = elapsed_s.max(0.0);
-        for window in 0..WINDOWS {
-            let growth = 1.0 + elapsed_s / window_s(window);
-            self.weight[window] *= growth;
-            self.span_s[window] = (self.span_s[window] + elapsed_s) / growth;
-            if self.weight[window] > WEIGHT_MAX {
-                self.scale_down(window);
-            }
-        }
+        self.pass_time(elapsed_s);
         for window in 0..WINDOWS {
             for at in in_turn(0, epoch, self.chunks.len(), chunks_max) {
                 let watched_rate = self.watched_rate_of(&self.chunks[at], window);
@@ -255,6 +247,19 @@ impl Heat {
         }
     }
 
+    /// Ends an epoch of `elapsed_s` seconds without evidence: only time passes.
+    pub fn pass_time(&mut self, elapsed_s: f64) {
+        let elapsed_s = elapsed_s.max(0.0);
+        for window in 0..WINDOWS {
+            let growth = 1.0 + elapsed_s / window_s(window);
+            self.weight[window] *= growth;
+            self.span_s[window] = (self.span_s[window] + elapsed_s) / growth;
+            if self.weight[window] > WEIGHT_MAX {
+                self.scale_down(window);
+            }
+        }
+    }
+
     /// Number of chunks of 1 GiB with any evidence.
     pub fn chunks(&self) -> usize {
         self.chunks.len()
@@ -270,9 +275,14 @@ impl Heat {
         self.whole(window).rate
     }
 
-    /// Whether no window has any events.
+    /// Whether nothing was accessed lately. Of memory that is looked at now and then, the last events say nothing about
+    /// that, but those of the longest window do.
     pub fn is_cold(&self) -> bool {
-        self.events[0] < self.weight[0] * COLD_EVENTS
+        let window = match self.exposure[0] > 0.0 {
+            true => WINDOWS - 1,
+            false => 0,
+        };
+        self.events[window] < self.weight[window] * COLD_EVENTS
     }
 
     /// The estimate of a block's rate.

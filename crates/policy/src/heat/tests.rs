@@ -119,6 +119,17 @@ fn without_events_nothing_is_hot_and_a_silent_process_grows_cold() {
 }
 
 #[test]
+fn a_process_that_nobody_looks_at_is_not_idle() {
+    let mut heat = heat(8);
+    heat.observe(Block(BASE), 4, 1e-3);
+    for epoch in 1..200 {
+        heat.end_epoch(epoch, 0.5, usize::MAX);
+    }
+    assert!(!heat.is_cold());
+    assert!((heat.estimate(WINDOWS - 1, Block(BASE)).rate - 4e3).abs() < 1.0);
+}
+
+#[test]
 fn a_block_takes_no_more_bytes_than_is_said() {
     let heat = sampled(4096, 1, 1, |_| 1.0);
     assert!(heat.state_bytes() <= 27 * 4096, "{}", heat.state_bytes());

@@ -105,6 +105,8 @@ pub struct Balance {
     pub income_ns: u64,
     /// Whether it has saved less than half of that in the last few seconds.
     pub is_falling: bool,
+    /// Time that exchanges would certainly save, nanoseconds per second.
+    pub promise_ns: u64,
 }
 
 /// The rule's state. See the module's text.
@@ -121,6 +123,8 @@ pub struct Rule {
     unseen_s: f64,
     /// Income from moved memory, seconds a second: lately, and over the windows of four and sixteen seconds.
     income: [f64; STEADY_WINDOWS],
+    /// Time that exchanges would certainly save, by the last plan for each boundary and window, seconds a second.
+    promises: ByLevel<[f64; WINDOWS]>,
     /// The extra cost of an event in each tier compared with the fastest, seconds.
     event_s: ByLevel<f64>,
     balance: Balance,
@@ -153,6 +157,7 @@ impl Rule {
             fresh: ByLevel::default(),
             unseen_s: 0.0,
             income: [0.0; STEADY_WINDOWS],
+            promises: ByLevel::default(),
             event_s: ByLevel::default(),
             balance: Balance::default(),
             scans: ByLevel::default(),
@@ -316,11 +321,15 @@ impl Rule {
 
     /// Cost and benefit of moves so far.
     pub fn balance(&self) -> Balance {
-        let lately = self.income[STEADY_WINDOWS - 1].max(0.0);
+        let [_, now, lately] = self.income;
+        let promises = self.promises.0.iter();
+        let most = promises.map(|by_window| by_window.iter().copied().fold(0.0, f64::max));
+        let promised_s: f64 = most.sum();
         Balance {
             is_resting: self.spendable_s() <= 0.0,
-            income_ns: (lately * 1e9) as u64,
-            is_falling: self.income[STEADY_WINDOWS - 2] * 2.0 < lately,
+            income_ns: (lately.max(0.0) * 1e9) as u64,
+            is_falling: now * 2.0 < lately.max(0.0),
+            promise_ns: (promised_s * 1e9) as u64,
             ..self.balance
         }
     }

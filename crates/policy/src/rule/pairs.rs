@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use super::scan::{Part, Scan};
 use super::shares::Parts;
 use super::{CERTAINTY, FIRST_BLOCKS, Rule};
-use crate::heat::{Estimate, Heat, windows_due};
+use crate::heat::{Estimate, Heat, WINDOWS, windows_due};
 use crate::residency::CHUNK_BLOCKS;
 use crate::{BLOCK_SIZE, Block, ByteCount, Level, Pid, Plan, Relocation, Situation, Spread, Tier};
 
@@ -131,7 +131,9 @@ impl Left {
 /// Plans the relocations of one epoch.
 pub(crate) fn plan(rule: &mut Rule, situation: &Situation<'_>, heats: &[(Pid, &Heat)]) -> Plan {
     let mut scan = std::mem::take(rule.scans.get_mut(situation.level));
-    let plan = plan_with(rule, &mut scan, situation, heats);
+    let mut promises = *rule.promises.get(situation.level);
+    let plan = plan_with(rule, &mut scan, &mut promises, situation, heats);
+    *rule.promises.get_mut(situation.level) = promises;
     *rule.scans.get_mut(situation.level) = scan;
     plan
 }
@@ -139,6 +141,7 @@ pub(crate) fn plan(rule: &mut Rule, situation: &Situation<'_>, heats: &[(Pid, &H
 fn plan_with(
     rule: &Rule,
     scan: &mut Scan,
+    promises: &mut [f64; WINDOWS],
     situation: &Situation<'_>,
     heats: &[(Pid, &Heat)],
 ) -> Plan {
@@ -160,10 +163,39 @@ fn plan_with(
         let mut candidates = candidates(rule, situation, &chosen, window, scan);
         let planned = situation.planned.iter().map(|(_, plan)| plan);
         candidates.drop_planned(planned.chain([&plan]));
+        let may_move = |unit: &Unit<'_>| {
+            let (events, _) = unit.events_by(unit.estimate, window, unit.bytes);
+            let may_pay = events * unit.event_s >= rule.promotion_s(unit.bytes);
+            may_pay || (rule.has_lost() && unit.goes_home) || !situation.shares.is_empty()
+        };
+        promises[window] = promise(rule, window, &mut candidates, &mut plan, may_move);
         make_room(rule, situation, &mut candidates, &mut left, &mut plan);
         exchange(rule, window, &candidates, &mut shares, &mut left, &mut plan);
     }
     plan
+}
+
+/// The time that exchanges would certainly save, seconds a second: the sum over pairs whose difference recurs. The
+/// shortest window has no shorter one in which it could. Pairs whose loss is still below their cost are undecided.
+fn promise(
+    rule: &Rule,
+    window: usize,
+    candidates: &mut Candidates<'_>,
+    plan: &mut Plan,
+    may_move: impl Fn(&Unit<'_>) -> bool,
+) -> f64 {
+    let mut promised_s = 0.0;
+    if window > 0 {
+        for (hot, cold) in candidates.slow.iter().zip(&candidates.fast) {
+            let saved_s = rule.certain_loss_s(window, hot, cold);
+            promised_s += saved_s / hot.heat.span_s(window).max(f64::MIN_POSITIVE);
+            if saved_s > 0.0 && !may_move(hot) {
+                plan.note_undecided(hot, cold);
+            }
+        }
+    }
+    candidates.slow.retain(may_move);
+    promised_s
 }
 
 /// Demotes the coldest without an exchange while the balloon waits for memory.
@@ -307,6 +339,18 @@ impl Rule {
         level.slower().map(extra).sum()
     }
 
+    /// The loss of a pair over a window that chance does not explain, seconds; zero unless it recurs.
+    fn certain_loss_s(&self, window: usize, hot: &Unit<'_>, cold: &Unit<'_>) -> f64 {
+        let (of_hot, hot_variance) = hot.events_by(hot.estimate, window, hot.bytes);
+        let (of_cold, cold_variance) = cold.events_by(cold.estimate, window, hot.bytes);
+        let (difference, variance) = (of_hot - of_cold, hot_variance + cold_variance);
+        let certain = difference - CERTAINTY * variance.sqrt();
+        match certain > 0.0 && recurs(window, hot, Some(cold), (difference, variance)) {
+            true => certain * hot.event_s,
+            false => 0.0,
+        }
+    }
+
     /// Whether the loss of a pair over a window has reached the cost of its exchange, and recurs in each shorter window.
     fn pays(&self, window: usize, hot: &Unit<'_>, cold: Option<&Unit<'_>>) -> bool {
         let bytes = hot.bytes;
@@ -321,19 +365,33 @@ impl Rule {
         // Square roots of counts differ by chance by the same, however few they are.
         let chance = CERTAINTY
             * root_deviation(of_hot, hot_variance).hypot(root_deviation(enough, cold_variance));
-        if hot.event_s <= 0.0 || of_hot.sqrt() - enough.sqrt() < chance {
-            return false;
-        }
-        (0..window).all(|shorter| {
-            let part = hot.heat.span_s(shorter) / hot.heat.span_s(window).max(f64::MIN_POSITIVE);
-            let (of_hot_now, hot_now) = hot.events(shorter, bytes);
-            let (of_cold_now, cold_now) =
-                cold.map_or((0.0, 0.0), |cold| cold.events(shorter, bytes));
-            let expected = (hot_variance + cold_variance) * part;
-            let chance = CERTAINTY * (expected + hot_now + cold_now).sqrt();
-            of_hot_now - of_cold_now >= difference * part - chance
-        })
+        let reaches = hot.event_s > 0.0 && of_hot.sqrt() - enough.sqrt() >= chance;
+        reaches
+            && recurs(
+                window,
+                hot,
+                cold,
+                (difference, hot_variance + cold_variance),
+            )
     }
+}
+
+/// Whether each shorter window shows the difference of a pair, within chance. `difference` is that of its events over
+/// the window, with its variance.
+fn recurs(
+    window: usize,
+    hot: &Unit<'_>,
+    cold: Option<&Unit<'_>>,
+    (difference, variance): (f64, f64),
+) -> bool {
+    (0..window).all(|shorter| {
+        let part = hot.heat.span_s(shorter) / hot.heat.span_s(window).max(f64::MIN_POSITIVE);
+        let (of_hot, hot_variance) = hot.events(shorter, hot.bytes);
+        let (of_cold, cold_variance) =
+            cold.map_or((0.0, 0.0), |cold| cold.events(shorter, hot.bytes));
+        let chance = CERTAINTY * (variance * part + hot_variance + cold_variance).sqrt();
+        of_hot - of_cold >= difference * part - chance
+    })
 }
 
 fn by_density(a: &Unit<'_>, b: &Unit<'_>) -> Ordering {
@@ -403,12 +461,7 @@ fn candidates<'a>(
             if placement.slow.0 > 0 {
                 let unit = unit(Tier::Slow, placement.slow.0);
                 hottest_slow = hottest_slow.max(unit.density);
-                let (events, _) = unit.events_by(unit.estimate, window, unit.bytes);
-                let may_pay = events * unit.event_s >= rule.promotion_s(unit.bytes);
-                let is_undone = rule.has_lost() && unit.goes_home;
-                if may_pay || is_undone || !situation.shares.is_empty() {
-                    slow.push(unit);
-                }
+                slow.push(unit);
             }
             if placement.fast.0 > 0 {
                 let mut unit = unit(Tier::Fast, placement.fast.0);

@@ -21,6 +21,7 @@ impl Rule {
         to.extend(self.event_s.0.map(f64::to_bits));
         to.extend([self.unseen_s.to_bits(), self.gain.cpus.into()]);
         to.extend(self.income.map(f64::to_bits));
+        to.extend(self.promises.0.iter().flatten().map(|p| p.to_bits()));
         to.extend([self.balance.cost_ns, self.balance.benefit_ns as u64]);
         for scan in &self.scans.0 {
             to.push(scan.seen.len() as u64);
@@ -54,8 +55,12 @@ impl Rule {
         }
         self.unseen_s = from.number()?;
         self.gain.cpus = from.next_u32()?;
-        for income in &mut self.income {
-            *income = from.number()?;
+        for number in self
+            .income
+            .iter_mut()
+            .chain(self.promises.0.iter_mut().flatten())
+        {
+            *number = from.number()?;
         }
         self.balance.cost_ns = from.next(u64::MAX)?;
         self.balance.benefit_ns = from.next(u64::MAX)? as i64;

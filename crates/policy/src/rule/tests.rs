@@ -162,6 +162,24 @@ fn share(pid: u32, guaranteed_blocks: u64, weight: u32) -> (Pid, Share) {
 }
 
 #[test]
+fn exchanges_that_are_too_dear_as_yet_promise_something_and_even_use_promises_nothing() {
+    let promise_after = |of_slow: u32| {
+        let mut world = World::new(&[(1, 4, 4)], 0);
+        for direction in [Direction::Promotion, Direction::Demotion] {
+            // Ten seconds for each block.
+            world.rule.moved(direction, blocks(8), 80_000_000_000, true);
+        }
+        for _ in 0..40 {
+            let plan = world.epoch(|_, b| if b < 4 { 10 } else { of_slow });
+            assert!(plan.is_empty(), "{plan:?}");
+        }
+        world.rule.balance().promise_ns
+    };
+    assert!(promise_after(100) > 0);
+    assert_eq!(promise_after(10), 0);
+}
+
+#[test]
 fn a_hot_set_comes_into_fast_memory_and_then_nothing_moves() {
     for (machine, t90_s) in [
         (hardware(128, 1), 2.0),

@@ -292,9 +292,11 @@ impl<S: Strategy> SimulatedAgent<S> {
                 let began_ps = actor.now_ps();
                 let mut moved = |r: &Relocation| self.move_block(r.block, direction, guest, actor);
                 let places: Vec<_> = blocks.iter().map(&mut moved).collect();
+                let took_ns = (self.took_ns)(actor.now_ps() - began_ps);
                 let moved = Input::Moved {
                     placements: &places,
-                    took_ns: (self.took_ns)(actor.now_ps() - began_ps),
+                    took_ns,
+                    cpu_ns: took_ns,
                 };
                 self.push(engine, moved)
             }

@@ -33,8 +33,8 @@ impl Strategy for Sequential {
         self.0.end_epoch(end);
     }
 
-    fn moved(&mut self, direction: Direction, tried: ByteCount, took_ns: u64, is_ordered: bool) {
-        self.0.moved(direction, tried, took_ns, is_ordered);
+    fn moved(&mut self, direction: Direction, tried: ByteCount, cpu_ns: u64, is_ordered: bool) {
+        self.0.moved(direction, tried, cpu_ns, is_ordered);
     }
 
     fn balance(&self) -> Balance {

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use super::super::conformance::{maps_of, node, process_of};
 use super::super::tests::{FAST, SLOW, Script, agent_on};
-use super::super::{Agent, Clock};
+use super::super::{Agent, Clock, Times};
 use super::*;
 use crate::config::Config;
 use crate::pages::simulated::{SharedPages, SimulatedPages};
@@ -61,7 +61,11 @@ impl Machine {
         let mut agent = agent.unwrap();
         let now_ms = self.now_ms.clone();
         agent.clock = Clock(Box::new(move || {
-            Duration::from_millis(now_ms.load(Ordering::Relaxed))
+            let now = Duration::from_millis(now_ms.load(Ordering::Relaxed));
+            Times {
+                elapsed: now,
+                cpu: now,
+            }
         }));
         self.agent = Some(agent);
     }
