@@ -34,7 +34,7 @@
  * stop it, such as a lower clock, is not detected.
  *
  * Where the guest's clock counts instructions (crates/lab/emulator), a delay advances that clock and takes no time of
- * the host's. Then nothing is lag.
+ * the host's. Then nothing is lag, and work of the modelled CPU is part of a delay for WINDOW_NS x dilation only.
  *
  * An emulator whose CPUs have a sampling unit gets each miss and its cost, whether `armed` is set or not.
  *
@@ -68,6 +68,8 @@
 /* Short delays accumulate until they are worth two clock readings. */
 #define SPIN_NS_MIN 200u
 #define SLACK_NS 50000u
+/* The same of a modelled CPU: what it does out of order while it waits, some hundred instructions. */
+#define WINDOW_NS 200u
 #define LAG_NS_MIN 500000u
 
 struct vcpu {
@@ -362,7 +364,8 @@ static void set_costs(const struct arguments *arguments)
 		}
 	}
 	spin_ticks_min = (uint64_t)(SPIN_NS_MIN * ticks_per_ns);
-	slack_ticks = (uint64_t)(SLACK_NS * ticks_per_ns);
+	slack_ticks = is_model_clock ? WINDOW_NS * arguments->dilation :
+				       (uint64_t)(SLACK_NS * ticks_per_ns);
 	lag_ticks_min = (uint64_t)(LAG_NS_MIN * ticks_per_ns);
 	ns_per_tick = 1 / ticks_per_ns;
 }

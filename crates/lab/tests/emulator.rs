@@ -41,8 +41,8 @@ fn main() {
             a_unit_that_falls_silent_is_replaced,
         ),
         (
-            "a_run_by_the_models_clock_does_not_feel_the_hosts_load",
-            a_run_by_the_models_clock_does_not_feel_the_hosts_load,
+            "a_run_by_the_models_clock_is_the_same_on_a_busy_host",
+            a_run_by_the_models_clock_is_the_same_on_a_busy_host,
         ),
     ];
     let trials = tests.map(|(name, test)| {
@@ -93,12 +93,6 @@ fn run(cpu_properties: &[&str]) -> Run {
 }
 
 impl Run {
-    /// Mean and steady speed.
-    fn speeds(&self) -> [f64; 2] {
-        let speed = self.system.speed.as_ref().expect("a speed");
-        [speed.mean, speed.steady].map(|speed| speed.expect("it was measured"))
-    }
-
     fn says(&self, what: &str) {
         assert!(self.log.contains(what), "{what} is not in: {}", self.log);
     }
@@ -152,10 +146,8 @@ fn a_unit_that_falls_silent_is_replaced() {
 }
 
 /// A busy core each: with the host's clock the guest would be half as fast.
-fn a_run_by_the_models_clock_does_not_feel_the_hosts_load() {
-    /// The host's events, such as those of the console, come between other instructions.
-    const BOUND: f64 = 0.03;
-    let quiet = run(&[]).speeds();
+fn a_run_by_the_models_clock_is_the_same_on_a_busy_host() {
+    let quiet = run(&[]).system;
     let stop = AtomicBool::new(false);
     let loaded = thread::scope(|scope| {
         for _ in 0..thread::available_parallelism().map_or(1, |it| it.get()) {
@@ -165,12 +157,10 @@ fn a_run_by_the_models_clock_does_not_feel_the_hosts_load() {
                 }
             });
         }
-        let run = panic::catch_unwind(|| run(&[]).speeds());
+        let run = panic::catch_unwind(|| run(&[]).system);
         stop.store(true, Ordering::Relaxed);
         run.unwrap_or_else(|panic| panic::resume_unwind(panic))
     });
-    println!("mean and steady speed: {quiet:?} Mops, {loaded:?} on a busy host");
-    for (quiet, loaded) in quiet.into_iter().zip(loaded) {
-        assert!((loaded / quiet - 1.0).abs() <= BOUND, "{quiet} {loaded}");
-    }
+    // All of it: speed in each second, CPU time, counters of the kernel.
+    assert_eq!(quiet, loaded);
 }

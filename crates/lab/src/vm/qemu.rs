@@ -264,7 +264,9 @@ impl Parts<'_> {
         );
         option("-chardev", console);
         option("-serial", "chardev:console".into());
-        option("-device", "virtio-serial-pci".into());
+        // Another thread would take what the guest writes, and interrupt it at a time of the host's.
+        let by_vcpu = if is_model { ",ioeventfd=off" } else { "" };
+        option("-device", format!("virtio-serial-pci{by_vcpu}"));
         option("-chardev", "socket,id=link,fd=0".into());
         option(
             "-device",
