@@ -125,6 +125,8 @@ pub struct Rule {
     income: [f64; STEADY_WINDOWS],
     /// Time that exchanges would certainly save, by the last plan for each boundary and window, seconds a second.
     promises: ByLevel<[f64; WINDOWS]>,
+    /// The window whose exchanges did not fit the last epoch, for each boundary.
+    unfinished: ByLevel<Option<usize>>,
     /// The extra cost of an event in each tier compared with the fastest, seconds.
     event_s: ByLevel<f64>,
     balance: Balance,
@@ -158,6 +160,7 @@ impl Rule {
             unseen_s: 0.0,
             income: [0.0; STEADY_WINDOWS],
             promises: ByLevel::default(),
+            unfinished: ByLevel::default(),
             event_s: ByLevel::default(),
             balance: Balance::default(),
             scans: ByLevel::default(),

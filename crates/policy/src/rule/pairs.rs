@@ -132,7 +132,8 @@ impl Left {
 pub(crate) fn plan(rule: &mut Rule, situation: &Situation<'_>, heats: &[(Pid, &Heat)]) -> Plan {
     let mut scan = std::mem::take(rule.scans.get_mut(situation.level));
     let mut promises = *rule.promises.get(situation.level);
-    let plan = plan_with(rule, &mut scan, &mut promises, situation, heats);
+    let (plan, unfinished) = plan_with(rule, &mut scan, &mut promises, situation, heats);
+    *rule.unfinished.get_mut(situation.level) = unfinished;
     *rule.promises.get_mut(situation.level) = promises;
     *rule.scans.get_mut(situation.level) = scan;
     plan
@@ -144,7 +145,7 @@ fn plan_with(
     promises: &mut [f64; WINDOWS],
     situation: &Situation<'_>,
     heats: &[(Pid, &Heat)],
-) -> Plan {
+) -> (Plan, Option<usize>) {
     let mut plan = Plan {
         level: situation.room.level(),
         ..Plan::default()
@@ -158,7 +159,11 @@ fn plan_with(
         })
         .collect();
     scan.restrict(&parts);
-    for window in windows_due(situation.epoch) {
+    // A window with more exchanges than fit one epoch goes on in the next one.
+    let before = *rule.unfinished.get(situation.level);
+    let due = windows_due(situation.epoch).filter(|&window| Some(window) != before);
+    let mut unfinished = None;
+    for window in before.into_iter().chain(due) {
         let chosen = scan.choose(&parts, window, situation.epoch);
         let mut candidates = candidates(rule, situation, &chosen, window, scan);
         let planned = situation.planned.iter().map(|(_, plan)| plan);
@@ -170,9 +175,13 @@ fn plan_with(
         };
         promises[window] = promise(rule, window, &mut candidates, &mut plan, may_move);
         make_room(rule, situation, &mut candidates, &mut left, &mut plan);
+        let had_time = left.epoch_s > 0.0;
         exchange(rule, window, &candidates, &mut shares, &mut left, &mut plan);
+        if had_time && left.epoch_s <= 0.0 {
+            unfinished = Some(window);
+        }
     }
-    plan
+    (plan, unfinished)
 }
 
 /// The time that exchanges would certainly save, seconds a second: the sum over pairs whose difference recurs. The

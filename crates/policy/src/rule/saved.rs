@@ -22,6 +22,11 @@ impl Rule {
         to.extend([self.unseen_s.to_bits(), self.gain.cpus.into()]);
         to.extend(self.income.map(f64::to_bits));
         to.extend(self.promises.0.iter().flatten().map(|p| p.to_bits()));
+        to.extend(
+            self.unfinished
+                .0
+                .map(|window| window.map_or(0, |w| w as u64 + 1)),
+        );
         to.extend([self.balance.cost_ns, self.balance.benefit_ns as u64]);
         for scan in &self.scans.0 {
             to.push(scan.seen.len() as u64);
@@ -61,6 +66,9 @@ impl Rule {
             .chain(self.promises.0.iter_mut().flatten())
         {
             *number = from.number()?;
+        }
+        for unfinished in &mut self.unfinished.0 {
+            *unfinished = (from.next(WINDOWS as u64)? as usize).checked_sub(1);
         }
         self.balance.cost_ns = from.next(u64::MAX)?;
         self.balance.benefit_ns = from.next(u64::MAX)? as i64;

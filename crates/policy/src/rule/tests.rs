@@ -162,6 +162,25 @@ fn share(pid: u32, guaranteed_blocks: u64, weight: u32) -> (Pid, Share) {
 }
 
 #[test]
+fn exchanges_that_do_not_fit_an_epoch_go_on_in_the_next_one() {
+    let mut world = World::new(&[(1, 8, 8)], 0);
+    for direction in [Direction::Promotion, Direction::Demotion] {
+        // An exchange takes a fifth of an epoch, and pays in the longest window only.
+        world
+            .rule
+            .moved(direction, blocks(64), 64 * 50_000_000, true);
+    }
+    let mut exchanged = vec![];
+    while exchanged.iter().sum::<usize>() < 8 && world.epoch < 1000 {
+        let plan = world.epoch(|_, b| if b < 8 { 0 } else { 2 });
+        world.apply(&plan);
+        exchanged.push(plan.promotions.len());
+    }
+    let first = exchanged.iter().position(|n| *n > 0);
+    assert_eq!(exchanged[first.unwrap()..], [6, 2]);
+}
+
+#[test]
 fn exchanges_that_are_too_dear_as_yet_promise_something_and_even_use_promises_nothing() {
     let promise_after = |of_slow: u32| {
         let mut world = World::new(&[(1, 4, 4)], 0);
