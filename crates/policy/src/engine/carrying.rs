@@ -30,7 +30,7 @@ impl<S: Strategy> Engine<S> {
         self.want(&plans);
         if plans.is_empty() {
             // An epoch without new observations does not count as calm.
-            self.calm = (self.calm + u32::from(!self.is_repeat)).min(CALM_MAX);
+            self.calm = (self.calm + u32::from(self.repeats == 0)).min(CALM_MAX);
         } else if !self.paused {
             // After long calm, a few blocks count as no change.
             let blocks = plans.blocks().count();

@@ -7,6 +7,7 @@ use super::process::Process;
 use super::rechecks::RECHECKS;
 use super::strategy::Classify;
 use super::{Engine, EpochEnd, LookUps, State, Strategy};
+use crate::heat::WINDOWS;
 use crate::residency::CHUNKS_MAX;
 use crate::{
     Block, ByLevel, ByteCount, Level, MIB, MoveBudget, Pid, Room, Sample, Situation, rank,
@@ -118,7 +119,10 @@ impl<S: Strategy> Engine<S> {
     }
 
     pub(super) fn end_samples(&mut self, lost: u64, rejected: u64, is_repeat: bool) {
-        self.is_repeat = is_repeat;
+        self.repeats = match is_repeat {
+            true => self.repeats.saturating_add(1),
+            false => 0,
+        };
         let astray = self.astray.saturating_add(rejected);
         let figures = &mut self.figures;
         figures.epochs += 1;
@@ -133,8 +137,8 @@ impl<S: Strategy> Engine<S> {
         let slept_ns = (u64::from(self.slept) * self.config.epoch_ms).saturating_mul(NS_PER_MS);
         let elapsed_s = slept_ns.max(std::mem::take(&mut self.moving_ns)) as f64 * 1e-9;
         let is_cold = self.samples == 0 && self.processes.values().all(Process::is_cold);
-        // Without new evidence a plan changes slowly.
-        let is_light = is_repeat
+        // Without new evidence a plan changes slowly, once each window has had its turn.
+        let is_light = self.repeats >= WINDOWS as u32
             && self.balloon_wants.0 == 0
             && !self.epoch.is_multiple_of(REPEATED_PLAN_EPOCHS);
         let mut has_news = false;

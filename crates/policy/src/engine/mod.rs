@@ -145,8 +145,8 @@ pub struct Engine<S: Strategy = ByHeat> {
     refresh_at: u32,
     /// Number of consecutive epochs without moves.
     calm: u32,
-    /// Whether the epoch's events repeat those of the last one.
-    is_repeat: bool,
+    /// Number of consecutive epochs whose events repeat earlier ones.
+    repeats: u32,
     /// Length of the last sleep in normal epochs, and the duration of moves since.
     slept: u32,
     moving_ns: u64,
@@ -185,7 +185,7 @@ impl<S: Strategy> Engine<S> {
             epoch: 0,
             refresh_at: 0,
             calm: 0,
-            is_repeat: false,
+            repeats: 0,
             usable: None,
             balloon_wants: ByteCount(0),
             paused: false,

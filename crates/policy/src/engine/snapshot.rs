@@ -101,7 +101,7 @@ where
         }
         let turn = self.rechecks;
         to.extend([turn.next, turn.strays].map(u64::from));
-        to.extend([self.slept.into(), self.moving_ns]);
+        to.extend([self.slept.into(), self.moving_ns, self.repeats.into()]);
         to.push(self.wanted.len() as u64);
         for (pid, block) in &self.wanted {
             to.extend([pid.0.into(), block.0]);
@@ -184,6 +184,7 @@ where
         };
         engine.slept = from.next_u32()?;
         engine.moving_ns = from.next(u64::MAX)?;
+        engine.repeats = from.next_u32()?;
         for _ in 0..from.next(super::carrying::WANTED_MAX as u64)? {
             let pid = Pid(from.next_u32()?);
             let block = Block(from.next(u64::MAX / BLOCK_SIZE)?);
