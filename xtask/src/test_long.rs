@@ -114,6 +114,16 @@ fn parts() -> Vec<Part> {
             &[],
         ),
         part(
+            "a million disturbances of the controller",
+            ignored("--release --package demeter-host --lib a_million_disturbances"),
+            &[],
+        ),
+        part(
+            "a thousand VMs",
+            ignored("--release --package demeter-host --lib a_thousand_vms"),
+            &[],
+        ),
+        part(
             "a host with a guest, and tenants",
             ignored("--package demeter-lab --test vm"),
             &[Need::Emulator],

@@ -189,6 +189,19 @@ fn rules_and_dashboard_name_metrics_that_there_are() {
 }
 
 #[test]
+fn each_alert_has_a_line_of_advice() {
+    let (rules, page) = (read(RULES), read("docs/src/monitoring.md"));
+    let alerts = rules
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("- alert: "));
+    let alerts: Vec<_> = alerts.collect();
+    assert!(alerts.len() > 10);
+    for alert in alerts {
+        assert!(page.contains(&format!("| {alert} | ")), "{alert}");
+    }
+}
+
+#[test]
 fn the_dashboard_is_one() {
     let dashboard: serde_json::Value = serde_json::from_str(&read(DASHBOARD)).unwrap();
     let panels = dashboard["panels"].as_array().unwrap();

@@ -1,12 +1,13 @@
 //! The controller's configuration: a TOML file.
 //!
 //! It gives each VM's first sizes and the first policy. Values set later over the API are kept in
-//! the state file and take precedence.
+//! the state file and take precedence: [`Settings`].
 
 mod changes;
 mod defaults;
 mod error;
 mod pools;
+mod settings;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -23,6 +24,7 @@ pub use changes::KeyChange;
 pub use defaults::{Defaults, TierDefaults};
 pub use error::{At, ConfigError};
 pub use pools::{Pool, PoolConfig};
+pub use settings::{Asked, Setting, Settings, VmChange};
 
 use crate::VmName;
 use crate::controller::PoolName;
@@ -250,7 +252,8 @@ impl Config {
         let names = more.vm.keys().cloned().collect();
         let mut with = self.clone();
         with.vms.extend(more.vm);
-        with.check().map_err(|error| error.located(path, &text))?;
+        with.check_keys()
+            .map_err(|error| error.located(path, &text))?;
         Ok((with, names))
     }
 
@@ -270,16 +273,29 @@ impl Config {
 
     /// Checks the rules that types cannot express.
     pub fn check(&self) -> Result<(), ConfigError> {
+        // A file that was cut off must not end the management of all VMs.
+        if self.vms.is_empty() && self.discover.is_none() {
+            return Err(wrong(
+                "0 VMs",
+                "describe 1 to 1024 of them, each as [vm.NAME]",
+            ));
+        }
+        self.check_keys()?;
+        self.check_sums()
+    }
+
+    /// Checks everything but the sums of sizes.
+    pub(super) fn check_keys(&self) -> Result<(), ConfigError> {
         if self.listen.is_some() && self.token_file.is_none() {
             return Err(wrong(
                 "listen is set without token_file",
                 "name a file with a secret of at least 16 characters, readable by its owner only",
             ));
         }
-        if self.vms.is_empty() && self.discover.is_none() || self.vms.len() > VMS_MAX {
+        if self.vms.len() > VMS_MAX {
             return Err(wrong(
                 format!("{} VMs", self.vms.len()),
-                "describe 1 to 1024 of them, each as [vm.NAME]",
+                "a controller has at most 1024 of them",
             ));
         }
         let mut sockets = BTreeSet::new();
@@ -518,6 +534,15 @@ impl VmConfig {
             let limit_mib = config.limit_mib.unwrap_or(MIB_MAX);
             within(&format!("{key}.limit_mib"), limit_mib)?;
             let least_mib = self.guarantees().get(tier).0 / MIB;
+            if config.guarantee_mib > limit_mib {
+                return Err(wrong(
+                    format!(
+                        "{key}.guarantee_mib = {} is over its limit_mib = {limit_mib}",
+                        config.guarantee_mib
+                    ),
+                    "change one of them",
+                ));
+            }
             if config.size_mib < least_mib {
                 return Err(wrong(
                     format!(

@@ -107,6 +107,7 @@ impl Collector for Snapshot {
             family.encode(encoder.encode_descriptor(name, help, Some(&Unit::Bytes), kind)?)?;
         }
 
+        let unused = host.settings.iter().filter(|of| of.problem.is_some());
         for (name, help, unit, value) in [
             (
                 "left_alone",
@@ -119,6 +120,18 @@ impl Collector for Snapshot {
                 "Memory of domains that are not managed",
                 Some(&Unit::Bytes),
                 host.left_alone.iter().map(|of| of.memory_bytes).sum(),
+            ),
+            (
+                "unsaved",
+                "Whether the state file cannot be written; no VM gets a command meanwhile",
+                None,
+                host.unsaved.is_some().into(),
+            ),
+            (
+                "settings_unused",
+                "VMs whose settings by command are not in use, because the file contradicts them",
+                None,
+                unused.count() as u64,
             ),
         ] {
             let gauge: Gauge = Gauge::default();
@@ -213,11 +226,6 @@ impl Collector for Snapshot {
             |vm| vm.fast_hit,
         )?;
         by_vm(
-            "vm_relocation_cost_seconds",
-            "Time that a VM's agent has spent on moves since it started",
-            |vm| Some(vm.relocation?.cost_ms as f64 / 1000.0),
-        )?;
-        by_vm(
             "vm_relocation_benefit_seconds",
             "Estimated time saved by the moves of a VM's agent; negative if they did harm",
             |vm| Some(vm.relocation?.benefit_ms as f64 / 1000.0),
@@ -232,6 +240,24 @@ impl Collector for Snapshot {
             "Share of time in which some task of the guest waited for memory",
             |vm| vm.pressure,
         )?;
+
+        let spent = Family::<VmLabel, Counter<f64, AtomicU64>>::default();
+        for vm in &host.vms {
+            if let Some(relocation) = vm.relocation {
+                let label = VmLabel {
+                    vm: vm.name.clone(),
+                };
+                let seconds = relocation.cost_ms as f64 / 1000.0;
+                spent.get_or_create(&label).inc_by(seconds);
+            }
+        }
+        let kind = spent.metric_type();
+        spent.encode(encoder.encode_descriptor(
+            "vm_relocation_cost",
+            "Time that a VM's agent has spent on moves since it started",
+            Some(&Unit::Seconds),
+            kind,
+        )?)?;
 
         let mut counted = |name, help, unit: Option<&Unit>, of: fn(&VmView) -> u64| {
             let family = Family::<VmLabel, Counter>::default();
@@ -311,6 +337,7 @@ mod tests {
             ],
             version: "1.2".into(),
             violations: 3,
+            unsaved: Some("the disk is full".into()),
             vms: vec![vm, other],
             ..HostView::default()
         }));
@@ -320,6 +347,8 @@ mod tests {
             "demeter_host_pool_bytes{tier=\"fast\",pool=\"socket1\"} 5",
             "demeter_host_build_info{version=\"1.2\"} 1",
             "demeter_host_may_hold_bytes{tier=\"fast\"} 130",
+            "demeter_host_unsaved 1",
+            "demeter_host_settings_unused 0",
             "demeter_host_excess_bytes{tier=\"fast\"} 30",
             "demeter_host_excess_bytes{tier=\"slow\"} 0",
             "demeter_host_vm_may_hold_bytes{vm=\"db\",tier=\"fast\"} 77",
@@ -330,7 +359,7 @@ mod tests {
             "demeter_host_vm_owned_bytes{vm=\"db\",tier=\"slow\"} 8",
             "demeter_host_vm_up{vm=\"web\"} 0.0",
             "demeter_host_vm_fast_hit_ratio{vm=\"db\"} 0.5",
-            "demeter_host_vm_relocation_cost_seconds{vm=\"db\"} 1.5",
+            "demeter_host_vm_relocation_cost_seconds_total{vm=\"db\"} 1.5",
             "demeter_host_vm_relocation_benefit_seconds{vm=\"db\"} -0.25",
             "demeter_host_vm_relocation_resting{vm=\"db\"} 1.0",
             "demeter_host_vm_overruns_total{vm=\"db\"} 2",
@@ -340,5 +369,11 @@ mod tests {
         }
         assert!(!text.contains("vm_owned_bytes{vm=\"web\""), "{text}");
         assert!(text.ends_with("# EOF\n"));
+        let counters = text
+            .lines()
+            .filter_map(|line| line.strip_suffix(" counter"));
+        for name in counters.filter_map(|line| line.strip_prefix("# TYPE ")) {
+            assert!(text.contains(&format!("\n{name}_total")), "{name}");
+        }
     }
 }

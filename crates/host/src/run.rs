@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use demeter_http::Peer;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -168,10 +169,14 @@ async fn open_state(path: &Path) -> Result<(Store, Ledger), StoreError> {
 }
 
 /// Reloads the configuration on request.
-async fn reload_upon(mut asked: mpsc::Receiver<()>, changes: mpsc::Sender<Change>) -> Infallible {
+async fn reload_upon(
+    mut asked: mpsc::Receiver<()>,
+    changes: mpsc::Sender<(Peer, Change)>,
+) -> Infallible {
     while asked.recv().await.is_some() {
         let (answer, answered) = oneshot::channel();
-        if changes.send(Change::Reload { answer }).await.is_ok() {
+        let change = (Peer("SIGHUP".into()), Change::Reload { answer });
+        if changes.send(change).await.is_ok() {
             // The controller logs the outcome.
             let _ = answered.await;
         }

@@ -24,9 +24,14 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::VmName;
+use crate::config::Settings;
 
-/// Version of the file format, for writing and reading.
-const VERSION: u32 = 1;
+/// Version of the file format.
+const VERSION: u32 = 2;
+
+/// The version without settings. It is read, and written while nothing is set, so that an older
+/// release can read the file.
+const VERSION_PLAIN: u32 = 1;
 
 /// Maximum length of the file; ten thousand VMs need less.
 const FILE_BYTES_MAX: u64 = 4 << 20;
@@ -49,6 +54,8 @@ pub struct Ledger {
     pub accounts: BTreeMap<VmName, Account>,
     /// The reason for each hostile mark. Each marked VM has an account.
     pub marks: BTreeMap<VmName, String>,
+    /// What people set for VMs over the API.
+    pub settings: Settings,
 }
 
 /// Reason why the file cannot be read or written.
@@ -86,7 +93,8 @@ pub enum StoreError {
     },
     /// The file has another version.
     #[error(
-        "{path} has version {found}, this demeter reads {VERSION}; start the demeter that wrote it"
+        "{path} has version {found}, this demeter reads {VERSION_PLAIN} to {VERSION}; start the demeter that wrote \
+         it"
     )]
     Version {
         /// The file.
@@ -123,7 +131,7 @@ impl Store {
         };
         // Check the version before parsing the rest.
         let Version { version } = serde_json::from_str(&text).map_err(|e| store.damaged(e))?;
-        if version != VERSION {
+        if !(VERSION_PLAIN..=VERSION).contains(&version) {
             return Err(StoreError::Version {
                 path: path.into(),
                 found: version,
@@ -216,6 +224,9 @@ struct FileText {
     version: u32,
     policy: Option<Policy>,
     vms: BTreeMap<VmName, AccountText>,
+    /// Since version 2.
+    #[serde(default, skip_serializing_if = "Settings::is_empty")]
+    settings: Settings,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -246,9 +257,13 @@ impl From<&Ledger> for FileText {
             (name.clone(), text)
         };
         Self {
-            version: VERSION,
+            version: match ledger.settings.is_empty() {
+                true => VERSION_PLAIN,
+                false => VERSION,
+            },
             policy: ledger.policy,
             vms: ledger.accounts.iter().map(account).collect(),
+            settings: ledger.settings.clone(),
         }
     }
 }
@@ -278,6 +293,7 @@ impl FileText {
             policy: self.policy,
             accounts: self.vms.into_iter().map(account).collect(),
             marks,
+            settings: self.settings,
         }
     }
 }

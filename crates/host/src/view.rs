@@ -30,13 +30,32 @@ pub struct HostView {
     /// Each pool.
     #[serde(default)]
     pub pools: Vec<PoolView>,
+    /// Keys of which a person has set another value than the configuration's file says.
+    #[serde(default)]
+    pub settings: Vec<SettingView>,
     /// How often more was committed than the pool has. Must be 0; anything else is a bug.
     pub violations: u64,
+    /// Why the state file is not written, if so. No VM gets a command meanwhile.
+    #[serde(default)]
+    pub unsaved: Option<String>,
     /// The VMs, by name.
     pub vms: Vec<VmView>,
     /// Running domains that are not managed, by name. Their memory is not part of the pool.
     #[serde(default)]
     pub left_alone: Vec<LeftAloneView>,
+}
+
+/// A value that a person set over the file's.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SettingView {
+    /// The key: `vm.db.share`; `vm.db` for a VM that was added or removed.
+    pub key: String,
+    /// The file's value, if any.
+    pub file: Option<String>,
+    /// The value that was set.
+    pub value: String,
+    /// Why it is not in use, if so.
+    pub problem: Option<String>,
 }
 
 /// A running libvirt domain that is not managed.
@@ -232,6 +251,9 @@ pub struct EventView {
     pub time_ms: u64,
     /// The VM that the event is about.
     pub vm: Option<String>,
+    /// Who asked for it, if somebody did: a client of the API, SIGHUP, libvirt or a policy.
+    #[serde(default)]
+    pub by: Option<String>,
     /// Description for people.
     pub text: String,
 }
@@ -250,8 +272,13 @@ impl EventLog {
     /// Maximum number of events that are kept.
     pub const EVENTS_MAX: usize = 4096;
 
-    /// Adds an event.
+    /// Adds an event that nobody asked for.
     pub fn push(&self, time_ms: u64, vm: Option<String>, text: String) {
+        self.push_by(time_ms, vm, text, None);
+    }
+
+    /// Adds an event, and who asked for it.
+    pub fn push_by(&self, time_ms: u64, vm: Option<String>, text: String, by: Option<String>) {
         let mut ring = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         ring.last_number += 1;
         let number = ring.last_number;
@@ -262,6 +289,7 @@ impl EventLog {
             number,
             time_ms,
             vm,
+            by,
             text,
         });
     }

@@ -12,4 +12,4 @@ mod serve;
 
 pub use bind::{BindError, SocketFile, bind};
 pub use client::{AskError, ask, ask_over};
-pub use serve::{Limits, serve};
+pub use serve::{Limits, NamesPeer, Peer, serve};

@@ -8,13 +8,43 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::serve::Listener;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
+
+/// The client of a request, for logs; an extension of each request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Peer(pub String);
+
+/// A listener that names its clients.
+pub trait NamesPeer: Listener {
+    /// The client of a connection.
+    fn peer(stream: &Self::Io, address: &Self::Addr) -> Peer;
+}
+
+impl NamesPeer for UnixListener {
+    fn peer(stream: &UnixStream, _: &Self::Addr) -> Peer {
+        Peer(match stream.peer_cred() {
+            Ok(of) => match of.pid() {
+                Some(pid) => format!("uid {}, pid {pid}", of.uid()),
+                None => format!("uid {}", of.uid()),
+            },
+            Err(error) => format!("an unknown user ({error})"),
+        })
+    }
+}
+
+impl NamesPeer for TcpListener {
+    fn peer(_: &TcpStream, address: &Self::Addr) -> Peer {
+        Peer(address.to_string())
+    }
+}
 
 /// Resource limits of a server.
 #[derive(Debug, Clone, Copy)]
@@ -65,12 +95,13 @@ impl Open {
 /// A client that sends nothing or half a request is disconnected in time. If all connections are
 /// taken and another client arrives, the connection that has waited longest for its client is
 /// closed at once. So idle clients delay no other.
-pub async fn serve(mut listener: impl Listener, app: Router, limits: Limits) -> Infallible {
+pub async fn serve<L: NamesPeer>(mut listener: L, app: Router, limits: Limits) -> Infallible {
     let slots = Arc::new(Semaphore::new(limits.connections));
     let mut open = Open::default();
     loop {
         // Without free descriptors, this waits and retries.
-        let (stream, _) = listener.accept().await;
+        let (stream, address) = listener.accept().await;
+        let peer = L::peer(&stream, &address);
         if slots.available_permits() == 0 {
             open.cut_off_idle();
         }
@@ -79,7 +110,8 @@ pub async fn serve(mut listener: impl Listener, app: Router, limits: Limits) -> 
         let service = TowerToHyperService::new(app.clone());
         let idle = Arc::new(AtomicBool::new(true));
         let is_idle = idle.clone();
-        let service = service_fn(move |request| {
+        let service = service_fn(move |mut request: hyper::Request<Incoming>| {
+            request.extensions_mut().insert(peer.clone());
             idle.store(false, Ordering::Relaxed);
             let (answering, idle) = (service.call(request), idle.clone());
             async move {
@@ -110,7 +142,6 @@ pub async fn serve(mut listener: impl Listener, app: Router, limits: Limits) -> 
 mod tests {
     use axum::routing::get;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    use tokio::net::{TcpListener, TcpStream};
 
     use super::*;
 
@@ -164,6 +195,33 @@ mod tests {
         // The connection may be closed during the write.
         let _ = long.write_all(head.as_bytes()).await;
         assert!(!answer(long).await.contains("200 OK"));
+    }
+
+    #[tokio::test]
+    async fn a_request_knows_its_client() {
+        use axum::Extension;
+        let whoami = |Extension(Peer(name)): Extension<Peer>| async move { name };
+        let app = Router::new().route("/", get(whoami));
+        let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut client = TcpStream::connect(tcp.local_addr().unwrap()).await.unwrap();
+        let address = client.local_addr().unwrap().to_string();
+        tokio::spawn(serve(tcp, app.clone(), SHORT));
+        let question = b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n";
+        client.write_all(question).await.unwrap();
+        assert!(answer(client).await.ends_with(&address));
+
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("sock");
+        let unix = UnixListener::bind(&path).unwrap();
+        tokio::spawn(serve(unix, app, SHORT));
+        let mut client = UnixStream::connect(&path).await.unwrap();
+        client.write_all(question).await.unwrap();
+        let mut said = String::new();
+        client.read_to_string(&mut said).await.unwrap();
+        assert!(
+            said.ends_with(&format!(", pid {}", std::process::id())),
+            "{said}"
+        );
     }
 
     #[tokio::test]

@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::bail;
 use demeter_host::config::{Config, KeyChange};
 use demeter_host::probe;
+use demeter_host::view::HostView;
 use demeter_policy::{MIB, Tier};
 
 use super::client::Client;
@@ -18,7 +19,10 @@ pub fn check(file: &Path, client: &Client) -> anyhow::Result<()> {
         wrong.push(error.to_string());
     }
     let text = match client.get::<Config>("/v1/config") {
-        Ok(running) => lines(&running.changes(&config)),
+        Ok(running) => {
+            let view: HostView = client.get("/v1/vms")?;
+            lines(&against_settings(running.changes(&config), &view))
+        }
         Err(_) => format!("no controller answers at {}\n", client.socket.display()),
     };
     output::print(text)?;
@@ -26,6 +30,21 @@ pub fn check(file: &Path, client: &Client) -> anyhow::Result<()> {
         bail!("{}", wrong.join("\n"));
     }
     Ok(())
+}
+
+/// Marks changes that have no effect because a person set another value. VMs that were added by
+/// command are in no file.
+fn against_settings(mut changes: Vec<KeyChange>, view: &HostView) -> Vec<KeyChange> {
+    let keys = |added: bool| {
+        let of = view.settings.iter();
+        let of = of.filter(move |of| (of.file.is_none() && of.value == "added") == added);
+        of.map(|of| of.key.as_str())
+    };
+    changes.retain(|change| !change.is_within(keys(true)));
+    for change in &mut changes {
+        change.is_overridden = change.is_within(keys(false));
+    }
+    changes
 }
 
 /// Changes, one per line.
@@ -69,4 +88,39 @@ fn wrong(config: &Config) -> Vec<String> {
         ));
     }
     wrong
+}
+
+#[cfg(test)]
+mod tests {
+    use demeter_host::view::SettingView;
+
+    use super::*;
+
+    #[test]
+    fn what_a_person_set_is_not_changed_by_a_file() {
+        let changes = ["vm.db.share", "vm.db.oom_mib", "vm.new.share"].map(|key| KeyChange {
+            key: key.into(),
+            from: Some("300".into()),
+            to: Some("200".into()),
+            ..KeyChange::default()
+        });
+        let setting = |key: &str, file: Option<&str>, value: &str| SettingView {
+            key: key.into(),
+            file: file.map(Into::into),
+            value: value.into(),
+            problem: None,
+        };
+        let view = HostView {
+            settings: vec![
+                setting("vm.db.share", Some("100"), "300"),
+                setting("vm.new", None, "added"),
+            ],
+            ..HostView::default()
+        };
+        assert_eq!(
+            lines(&against_settings(changes.to_vec(), &view)),
+            "vm.db.share: 300 -> 200 (no effect while another value is set)\n\
+             vm.db.oom_mib: 300 -> 200\n"
+        );
+    }
 }

@@ -44,6 +44,12 @@ impl Client {
         Ok(())
     }
 
+    /// Sends a DELETE request.
+    pub fn delete(&self, path: &str) -> anyhow::Result<()> {
+        self.request(&format!("DELETE {path}"), "")?;
+        Ok(())
+    }
+
     /// Sends a POST request and parses the answer.
     pub fn post_for<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
         let body = self.request(&format!("POST {path}"), "")?;

@@ -5,6 +5,7 @@ pub mod client;
 mod fits;
 pub mod status;
 mod tiers;
+mod vm;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -39,6 +40,8 @@ Examples:
   demeter host set db --fast-mib 2048            gives a VM another size
   demeter host forgive db                        manages a marked VM again
   demeter host policy wss                        divides by working sets from now on
+  demeter host vm add new.toml                   manages the VMs of a file, too
+  demeter host vm set db --fast-guarantee-mib 512  guarantees a VM fast memory
   demeter host check /etc/demeter/host.toml      what is wrong with it, and what it would change
   demeter host reload                            takes over what the file says now
   demeter host evacuate                          gives all VMs all their memory back
@@ -83,11 +86,21 @@ enum Command {
         #[command(flatten)]
         client: Client,
     },
+    /// Add, change and remove VMs; kept over restarts
+    #[command(
+        subcommand,
+        after_help = "\
+What is set takes precedence over the configuration's file; demeter host status lists it."
+    )]
+    Vm(vm::Command),
     /// Divide memory by another policy from now on
     Policy {
         /// The policy
-        #[arg(value_parser = names::<Policy>())]
-        policy: Policy,
+        #[arg(value_parser = names::<Policy>(), required_unless_present = "reset")]
+        policy: Option<Policy>,
+        /// Follow the configuration's file again
+        #[arg(long, conflicts_with = "policy")]
+        reset: bool,
         #[command(flatten)]
         client: Client,
     },
@@ -203,7 +216,11 @@ pub fn host(args: Args) -> anyhow::Result<()> {
             }
         }
         Command::Set(args) => set(args),
-        Command::Policy { policy, client } => client.put("/v1/policy", &PolicyChoice { policy }),
+        Command::Vm(command) => vm::vm(command),
+        Command::Policy { policy, client, .. } => match policy {
+            Some(policy) => client.put("/v1/policy", &PolicyChoice { policy }),
+            None => client.delete("/v1/policy"),
+        },
         Command::Forgive { vm, client } => client.post(&format!("/v1/vms/{vm}/forgive")),
         Command::Xml(args) => xml(args),
         Command::Check { file, client } => check::check(&file, &client),

@@ -1,7 +1,8 @@
 //! Formats the host's status for people.
 
 use demeter_host::view::{
-    EventView, HostView, PlaceView, PlacesView, PoolView, RelocationView, TierView, VmState, VmView,
+    EventView, HostView, PlaceView, PlacesView, PoolView, RelocationView, SettingView, TierView,
+    VmState, VmView,
 };
 use demeter_policy::MIB;
 use demeter_proto::shown;
@@ -24,6 +25,9 @@ pub fn text(view: &HostView) -> String {
             excess.fast_bytes.div_ceil(MIB),
             excess.slow_bytes.div_ceil(MIB)
         );
+    }
+    if let Some(why) = &view.unsaved {
+        text += &format!("not saved, so no VM gets a command: {}\n", shown(why));
     }
     if view.evacuates {
         text += "evacuating: each VM gets all its memory back, until a policy is chosen\n";
@@ -82,6 +86,9 @@ pub fn text(view: &HostView) -> String {
         text += line.join("  ").trim_end();
         text.push('\n');
     }
+    for setting in &view.settings {
+        text += &setting_line(setting);
+    }
     for domain in &view.left_alone {
         text += &format!(
             "left alone: {} ({} MiB): {}\n",
@@ -96,6 +103,19 @@ pub fn text(view: &HostView) -> String {
         }
     }
     text
+}
+
+/// A line about a value that a person set over the file's.
+fn setting_line(setting: &SettingView) -> String {
+    let SettingView { key, value, .. } = setting;
+    match (&setting.problem, &setting.file) {
+        (Some(why), _) => format!(
+            "set by command, not in use: {key} ({value}): {}\n",
+            shown(why)
+        ),
+        (None, Some(file)) => format!("set by command: {key} = {value} (in the file: {file})\n"),
+        (None, None) => format!("set by command: {key} = {value} (not in the file)\n"),
+    }
 }
 
 /// A pool's line.
@@ -192,7 +212,15 @@ pub fn event_line(event: &EventView) -> String {
     let s = event.time_ms / 1000;
     let vm = event.vm.as_deref().unwrap_or("-");
     let (h, m, s) = (s / 3600 % 24, s / 60 % 60, s % 60);
-    format!("{h:02}:{m:02}:{s:02}  {vm}  {}", shown(&event.text))
+    let by = event
+        .by
+        .as_deref()
+        .map(|by| format!(" (asked by {})", shown(by)));
+    format!(
+        "{h:02}:{m:02}:{s:02}  {vm}  {}{}",
+        shown(&event.text),
+        by.unwrap_or_default()
+    )
 }
 
 #[cfg(test)]
@@ -282,6 +310,15 @@ mod tests {
         let mut view = HostView {
             pools: vec![pool("s0", 0), pool("s1", 1)],
             evacuates: true,
+            unsaved: Some("the disk is full".into()),
+            settings: [(Some("100"), None), (None, Some("no pool s9"))]
+                .map(|(file, problem)| SettingView {
+                    key: "vm.db.share".into(),
+                    file: file.map(Into::into),
+                    value: "300".into(),
+                    problem: problem.map(Into::into),
+                })
+                .to_vec(),
             vms: vec![VmView {
                 name: "db".into(),
                 pool: "s1".into(),
@@ -295,8 +332,11 @@ mod tests {
         let said = text(&view);
         for line in [
             "evacuating: each VM gets",
+            "not saved, so no VM gets a command: the disk is full\n",
             "pool s1: fast 70 of 100 MiB on node 1, slow 80 of 400 MiB on node 3\n",
             "s1/db  up ",
+            "set by command: vm.db.share = 300 (in the file: 100)\n",
+            "set by command, not in use: vm.db.share (300): no pool s9\n",
         ] {
             assert!(said.contains(line), "{line}: {said}");
         }
@@ -311,8 +351,17 @@ mod tests {
             number: 1,
             time_ms: 86_400_000 + 3_723_999,
             vm: Some("db".into()),
+            by: None,
             text: "reset".into(),
         };
         assert_eq!(event_line(&event), "01:02:03  db  reset");
+        let asked = EventView {
+            by: Some("uid 0, pid 7".into()),
+            ..event
+        };
+        assert_eq!(
+            event_line(&asked),
+            "01:02:03  db  reset (asked by uid 0, pid 7)"
+        );
     }
 }

@@ -309,6 +309,7 @@ mod tests {
         let event = |number| EventView {
             number,
             time_ms: number * 1000,
+            by: None,
             vm: Some("db".into()),
             text: format!("event {number}"),
         };

@@ -2,8 +2,13 @@
 //!
 //! - `GET /v1/vms`: the [`HostView`] as JSON.
 //! - `PUT /v1/vms/{name}/tiers`: [`Tiers`]; sets a VM's desired size.
+//! - `PUT /v1/vms/{name}`: a VM's section as JSON; adds the VM.
+//! - `DELETE /v1/vms/{name}?running=true`: removes a VM.
+//! - `PUT /v1/vms/{name}/settings`: [`VmChange`]; changes guarantee, limit, share or pool.
+//! - `DELETE /v1/vms/{name}/settings`: makes the VM follow the configuration's file again.
 //! - `POST /v1/vms/{name}/forgive`: lifts the hostile mark of a VM.
 //! - `PUT /v1/policy`: [`PolicyChoice`]; sets the policy that divides memory.
+//! - `DELETE /v1/policy`: makes the policy follow the configuration's file again.
 //! - `GET /v1/config`: the configuration in use, as JSON.
 //! - `POST /v1/reload`: reads the configuration's file again; answers the keys that changed.
 //! - `POST /v1/evacuate`: gives every VM all its memory back, or says what is missing.
@@ -24,9 +29,9 @@ use axum::extract::{DefaultBodyLimit, Path, Query, Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post, put};
-use axum::{Json, Router};
-use demeter_http::Limits;
+use axum::routing::{delete, get, post, put};
+use axum::{Extension, Json, Router};
+use demeter_http::{Limits, Peer};
 use demeter_policy::provision::Policy;
 use demeter_policy::{ByteCount, MIB, PerTier};
 use serde::{Deserialize, Serialize};
@@ -36,7 +41,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 pub use listen::{ListenError, Token, tcp, unix};
 
 use crate::VmName;
-use crate::config::{Config, KeyChange};
+use crate::config::{Asked, Config, KeyChange, VmChange};
 use crate::metrics;
 use crate::view::{EventLog, HostView};
 
@@ -99,10 +104,21 @@ pub enum Change {
         /// Channel for the answer.
         answer: oneshot::Sender<Result<(), ChangeError>>,
     },
+    /// Add, change or remove a VM.
+    Setting {
+        /// The VM.
+        vm: VmName,
+        /// What to do.
+        asked: Asked,
+        /// Whether it may be removed while it runs.
+        may_run: bool,
+        /// Channel for the answer.
+        answer: oneshot::Sender<Result<(), ChangeError>>,
+    },
     /// Choose another policy.
     SetPolicy {
-        /// The policy.
-        policy: Policy,
+        /// The policy; `None` for that of the configuration's file.
+        policy: Option<Policy>,
         /// Channel for the answer.
         answer: oneshot::Sender<Result<(), ChangeError>>,
     },
@@ -112,7 +128,7 @@ pub enum Change {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ChangeError {
     /// There is no such VM.
-    #[error("there is no VM {0} in the configuration")]
+    #[error("there is no VM {0}; demeter host status lists them")]
     NoVm(VmName),
     /// The change violates a limit or the pool.
     #[error("{0}")]
@@ -131,13 +147,14 @@ pub struct Handle {
     pub config: watch::Receiver<Arc<Config>>,
     /// Recent events.
     pub log: EventLog,
-    /// Channel to the controller.
-    pub changes: mpsc::Sender<Change>,
+    /// Channel to the controller: changes, and who asks for them.
+    pub changes: mpsc::Sender<(Peer, Change)>,
 }
 
 /// Serves the API on a Unix socket until cancelled.
 pub async fn serve_unix(listener: UnixListener, handle: Handle) -> Infallible {
-    demeter_http::serve(listener, router(handle), Limits::default()).await
+    let all = router(handle.clone()).merge(local_router(handle));
+    demeter_http::serve(listener, all, Limits::default()).await
 }
 
 /// Serves the API over TCP to clients with the token, until cancelled.
@@ -149,14 +166,27 @@ pub async fn serve_tcp(listener: TcpListener, handle: Handle, token: Token) -> I
 fn router(handle: Handle) -> Router {
     Router::new()
         .route("/v1/vms", get(vms))
+        .route("/v1/vms/{name}", delete(remove))
+        .route("/v1/vms/{name}/settings", put(set))
+        .route("/v1/vms/{name}/settings", delete(reset))
         .route("/v1/vms/{name}/tiers", put(set_tiers))
         .route("/v1/vms/{name}/forgive", post(forgive))
         .route("/v1/policy", put(set_policy))
+        .route("/v1/policy", delete(reset_policy))
         .route("/v1/config", get(config))
         .route("/v1/reload", post(reload))
         .route("/v1/evacuate", post(evacuate))
         .route("/v1/events", get(events))
         .route("/metrics", get(prometheus))
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .with_state(handle)
+}
+
+/// Routes of the Unix socket only. A VM's section names sockets and cgroups, which the controller
+/// opens with its own rights.
+fn local_router(handle: Handle) -> Router {
+    Router::new()
+        .route("/v1/vms/{name}", put(add))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .with_state(handle)
 }
@@ -195,6 +225,7 @@ async fn events(State(handle): State<Handle>, Query(After { after }): Query<Afte
 
 async fn set_tiers(
     State(handle): State<Handle>,
+    Extension(peer): Extension<Peer>,
     Path(name): Path<String>,
     tiers: Result<Json<Tiers>, JsonRejection>,
 ) -> Response {
@@ -214,28 +245,120 @@ async fn set_tiers(
                 fast: bytes(tiers.fast_mib),
                 slow: bytes(tiers.slow_mib),
             };
-            change(&handle, |answer| Change::SetTiers { vm, tiers, answer }).await
+            change(&handle, peer, |answer| Change::SetTiers {
+                vm,
+                tiers,
+                answer,
+            })
+            .await
         }
         Err(error) => problem(StatusCode::BAD_REQUEST, error),
     }
 }
 
-async fn forgive(State(handle): State<Handle>, Path(name): Path<String>) -> Response {
+async fn forgive(
+    State(handle): State<Handle>,
+    Extension(peer): Extension<Peer>,
+    Path(name): Path<String>,
+) -> Response {
     match name.parse() {
-        Ok(vm) => change(&handle, |answer| Change::Forgive { vm, answer }).await,
+        Ok(vm) => change(&handle, peer, |answer| Change::Forgive { vm, answer }).await,
         Err(error) => problem(StatusCode::BAD_REQUEST, error),
     }
 }
 
 async fn set_policy(
     State(handle): State<Handle>,
+    Extension(peer): Extension<Peer>,
     choice: Result<Json<PolicyChoice>, JsonRejection>,
 ) -> Response {
     match choice {
-        Ok(Json(PolicyChoice { policy })) => {
-            change(&handle, |answer| Change::SetPolicy { policy, answer }).await
-        }
+        Ok(Json(PolicyChoice { policy })) => set_policy_to(&handle, peer, Some(policy)).await,
         Err(rejected) => rejected_body(&rejected),
+    }
+}
+
+async fn reset_policy(State(handle): State<Handle>, Extension(peer): Extension<Peer>) -> Response {
+    set_policy_to(&handle, peer, None).await
+}
+
+async fn set_policy_to(handle: &Handle, peer: Peer, policy: Option<Policy>) -> Response {
+    change(handle, peer, |answer| Change::SetPolicy { policy, answer }).await
+}
+
+async fn add(
+    State(handle): State<Handle>,
+    Extension(peer): Extension<Peer>,
+    Path(name): Path<String>,
+    section: Result<Json<serde_json::Value>, JsonRejection>,
+) -> Response {
+    let section = match section {
+        Ok(Json(section)) => section,
+        Err(rejected) => return rejected_body(&rejected),
+    };
+    let config = handle.config.borrow().clone();
+    match config.defaults.complete(section) {
+        Ok(vm) => ask_for(&handle, peer, &name, Asked::Add(Box::new(vm)), false).await,
+        Err(error) => problem(
+            StatusCode::UNPROCESSABLE_ENTITY,
+            format!("VM {name}: {error}; send a section [vm.NAME] of host.toml as JSON"),
+        ),
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Removal {
+    /// Whether the VM may be running.
+    #[serde(default)]
+    running: bool,
+}
+
+async fn remove(
+    State(handle): State<Handle>,
+    Extension(peer): Extension<Peer>,
+    Path(name): Path<String>,
+    Query(Removal { running }): Query<Removal>,
+) -> Response {
+    ask_for(&handle, peer, &name, Asked::Remove, running).await
+}
+
+async fn set(
+    State(handle): State<Handle>,
+    Extension(peer): Extension<Peer>,
+    Path(name): Path<String>,
+    change: Result<Json<VmChange>, JsonRejection>,
+) -> Response {
+    match change {
+        Ok(Json(change)) if change.is_empty() => {
+            let error = "set share, pool, fast or slow (guarantee_mib, limit_mib)";
+            problem(StatusCode::BAD_REQUEST, error)
+        }
+        Ok(Json(change)) => ask_for(&handle, peer, &name, Asked::Change(change), false).await,
+        Err(rejected) => rejected_body(&rejected),
+    }
+}
+
+async fn reset(
+    State(handle): State<Handle>,
+    Extension(peer): Extension<Peer>,
+    Path(name): Path<String>,
+) -> Response {
+    ask_for(&handle, peer, &name, Asked::Reset, false).await
+}
+
+async fn ask_for(handle: &Handle, peer: Peer, name: &str, asked: Asked, may_run: bool) -> Response {
+    match name.parse() {
+        Ok(vm) => {
+            change(handle, peer, |answer| Change::Setting {
+                vm,
+                asked,
+                may_run,
+                answer,
+            })
+            .await
+        }
+        Err(error) => problem(StatusCode::BAD_REQUEST, error),
     }
 }
 
@@ -244,13 +367,13 @@ async fn config(State(handle): State<Handle>) -> Response {
     Json(&*config).into_response()
 }
 
-async fn evacuate(State(handle): State<Handle>) -> Response {
-    change(&handle, |answer| Change::Evacuate { answer }).await
+async fn evacuate(State(handle): State<Handle>, Extension(peer): Extension<Peer>) -> Response {
+    change(&handle, peer, |answer| Change::Evacuate { answer }).await
 }
 
-async fn reload(State(handle): State<Handle>) -> Response {
+async fn reload(State(handle): State<Handle>, Extension(peer): Extension<Peer>) -> Response {
     let (answer, answered) = oneshot::channel();
-    let answer = match handle.changes.send(Change::Reload { answer }).await {
+    let answer = match handle.changes.send((peer, Change::Reload { answer })).await {
         Ok(()) => answered.await.ok(),
         Err(_) => None,
     };
@@ -263,10 +386,11 @@ async fn reload(State(handle): State<Handle>) -> Response {
 /// Sends a change and answers with the controller's result.
 async fn change(
     handle: &Handle,
+    peer: Peer,
     make: impl FnOnce(oneshot::Sender<Result<(), ChangeError>>) -> Change,
 ) -> Response {
     let (answer, answered) = oneshot::channel();
-    let answer = match handle.changes.send(make(answer)).await {
+    let answer = match handle.changes.send((peer, make(answer))).await {
         Ok(()) => answered.await.ok(),
         Err(_) => None,
     };

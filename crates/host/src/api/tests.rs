@@ -8,7 +8,7 @@ use crate::view::VmView;
 
 /// An API whose controller knows one VM, `db`, and has 100 MiB of fast memory.
 fn handle() -> Handle {
-    let (changes, mut received) = mpsc::channel(1);
+    let (changes, mut received) = mpsc::channel::<(Peer, Change)>(1);
     let view = HostView {
         policy: Policy::Static,
         vms: vec![VmView {
@@ -22,7 +22,8 @@ fn handle() -> Handle {
     log.push(1, None, "started".into());
     log.push(2, Some("db".into()), "up".into());
     tokio::spawn(async move {
-        while let Some(change) = received.recv().await {
+        while let Some((peer, change)) = received.recv().await {
+            assert!(!peer.0.is_empty());
             match change {
                 Change::SetTiers { vm, tiers, answer } => {
                     let fast = tiers.fast.unwrap_or_default().0;
@@ -42,10 +43,25 @@ fn handle() -> Handle {
                     };
                     answer.send(result).unwrap();
                 }
+                Change::Setting {
+                    vm, asked, answer, ..
+                } => {
+                    let result = match (vm.as_str(), asked) {
+                        ("db", Asked::Add(_)) => {
+                            Err(ChangeError::Conflict("it is managed already".into()))
+                        }
+                        ("new", Asked::Add(vm)) if vm.share == 7 => Ok(()),
+                        ("db", _) => Ok(()),
+                        _ => Err(ChangeError::NoVm(vm)),
+                    };
+                    answer.send(result).unwrap();
+                }
                 Change::Evacuate { answer } => answer.send(Ok(())).unwrap(),
                 Change::Reload { answer } => answer.send(Ok(vec![])).unwrap(),
                 Change::SetPolicy { policy, answer } => {
-                    publish.send_modify(|view| Arc::make_mut(view).policy = policy);
+                    publish.send_modify(|view| {
+                        Arc::make_mut(view).policy = policy.unwrap_or_default();
+                    });
                     answer.send(Ok(())).unwrap();
                 }
             }
@@ -60,6 +76,10 @@ fn handle() -> Handle {
         changes,
     }
 }
+
+/// A VM's section.
+const NEW: &str =
+    "{\"libvirt\": \"n\", \"share\": 7, \"fast\": {\"size_mib\": 1}, \"slow\": {\"size_mib\": 16}}";
 
 pub(crate) async fn ask(stream: impl AsyncRead + AsyncWrite, request: &str, body: &str) -> String {
     let mut stream = Box::pin(stream);
@@ -141,6 +161,34 @@ async fn what_is_asked_is_answered_or_refused_with_a_reason() {
         ("GET /v1/vms/db/forgive", "", "405", ""),
         ("PUT /v1/policy", "{\"policy\": \"wss\"}", "204", ""),
         ("GET /v1/vms", "", "200", "\"policy\":\"wss\""),
+        ("DELETE /v1/policy", "", "204", ""),
+        ("GET /v1/vms", "", "200", "\"policy\":\"static\""),
+        ("PUT /v1/vms/new", NEW, "204", ""),
+        ("PUT /v1/vms/db", NEW, "409", "managed already"),
+        (
+            "PUT /v1/vms/new",
+            "{\"libvirt\": \"n\"}",
+            "422",
+            "missing field",
+        ),
+        ("PUT /v1/vms/new", "7", "422", "VM new: invalid type"),
+        ("PUT /v1/vms/db/settings", "{\"share\": 3}", "204", ""),
+        ("PUT /v1/vms/db/settings", "{}", "400", "set share"),
+        (
+            "PUT /v1/vms/db/settings",
+            "{\"shares\": 3}",
+            "422",
+            "unknown field",
+        ),
+        (
+            "PUT /v1/vms/web/settings",
+            "{\"share\": 3}",
+            "404",
+            "no VM web",
+        ),
+        ("DELETE /v1/vms/db/settings", "", "204", ""),
+        ("DELETE /v1/vms/db?running=true", "", "204", ""),
+        ("DELETE /v1/vms/db?running=yes", "", "400", ""),
         ("POST /v1/vms", "", "405", ""),
         ("GET /etc/passwd", "", "404", ""),
     ] {
@@ -172,5 +220,10 @@ async fn over_tcp_only_the_token_opens() {
             let answer = ask(stream, &format!("GET {route}\n{header}"), "").await;
             assert!(answer.starts_with(want), "{header} {route}: {answer}");
         }
+        // A section names sockets of this machine.
+        let stream = TcpStream::connect(address).await.unwrap();
+        let answer = ask(stream, &format!("PUT /v1/vms/new\n{header}"), NEW).await;
+        let want = if want == "200" { "405" } else { want };
+        assert!(answer.starts_with(want), "{header}: {answer}");
     }
 }

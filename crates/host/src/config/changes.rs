@@ -19,7 +19,7 @@ const AT_START: [&str; 7] = [
 ];
 
 /// A key with a changed value.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct KeyChange {
     /// The key's path: `vm.db.fast.size_mib`.
     pub key: String,
@@ -29,6 +29,9 @@ pub struct KeyChange {
     pub to: Option<String>,
     /// Whether the change takes effect at the next start only.
     pub at_start: bool,
+    /// Whether the change has no effect, because a person set another value.
+    #[serde(default)]
+    pub is_overridden: bool,
 }
 
 impl std::fmt::Display for KeyChange {
@@ -36,25 +39,41 @@ impl std::fmt::Display for KeyChange {
         let none = "(not set)";
         let from = self.from.as_deref().unwrap_or(none);
         let to = self.to.as_deref().unwrap_or(none);
-        let when = if self.at_start {
-            " (from the next start on)"
-        } else {
-            ""
+        let when = match (self.is_overridden, self.at_start) {
+            (true, _) => " (no effect while another value is set)",
+            (false, true) => " (from the next start on)",
+            (false, false) => "",
         };
         write!(f, "{}: {from} -> {to}{when}", self.key)
+    }
+}
+
+impl KeyChange {
+    /// The keys below `key` whose values differ in `new`, in order.
+    pub(super) fn between<T: Serialize>(key: &str, old: &T, new: &T) -> Vec<Self> {
+        let mut changes = vec![];
+        // Both are plain data, so serialization cannot fail.
+        let values = (serde_json::to_value(old), serde_json::to_value(new));
+        if let (Ok(old), Ok(new)) = values {
+            compare(key, &old, &new, &mut changes);
+        }
+        changes
+    }
+
+    /// Whether this key or one around it is among `keys`.
+    pub fn is_within<'a>(&self, keys: impl IntoIterator<Item = &'a str>) -> bool {
+        let around = |key: &str| {
+            let rest = self.key.strip_prefix(key);
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        keys.into_iter().any(around)
     }
 }
 
 impl Config {
     /// The keys whose values differ in `new`, in order.
     pub fn changes(&self, new: &Self) -> Vec<KeyChange> {
-        let mut changes = vec![];
-        // Both are plain data, so serialization cannot fail.
-        let values = (serde_json::to_value(self), serde_json::to_value(new));
-        if let (Ok(old), Ok(new)) = values {
-            compare("", &old, &new, &mut changes);
-        }
-        changes
+        KeyChange::between("", self, new)
     }
 }
 
@@ -102,6 +121,7 @@ fn compare(key: &str, old: &Value, new: &Value, changes: &mut Vec<KeyChange>) {
         from: shown(old),
         to: shown(new),
         at_start: AT_START.contains(&first),
+        is_overridden: false,
     });
 }
 

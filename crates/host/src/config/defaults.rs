@@ -68,8 +68,30 @@ impl Defaults {
     }
 }
 
+impl Defaults {
+    /// A VM's section as JSON, with these values where it sets none.
+    pub fn complete(&self, section: serde_json::Value) -> Result<VmConfig, serde_json::Error> {
+        let mut section = section;
+        add_json(&mut section, serde_json::to_value(self)?);
+        serde_json::from_value(section)
+    }
+}
+
+/// Adds the keys of `more` that an object does not have.
+fn add_json(object: &mut serde_json::Value, more: serde_json::Value) {
+    use serde_json::Value;
+    if let (Value::Object(object), Value::Object(more)) = (object, more) {
+        for (key, value) in more {
+            match object.get_mut(&key) {
+                None | Some(Value::Null) => drop(object.insert(key, value)),
+                Some(own) => add_json(own, value),
+            }
+        }
+    }
+}
+
 impl TierDefaults {
-    fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }

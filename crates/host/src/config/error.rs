@@ -55,6 +55,14 @@ impl fmt::Display for At {
 }
 
 impl ConfigError {
+    /// The error without its place, for a value that is in no file.
+    pub(crate) fn bare(&self) -> String {
+        match self {
+            Self::Value { what, hint, .. } => format!("{what}; {hint}"),
+            other => other.to_string(),
+        }
+    }
+
     /// The same error with the place of its key in the file of this text.
     pub(super) fn located(self, path: &Path, text: &str) -> Self {
         match self {

@@ -269,11 +269,15 @@ impl Config {
                 return Err(wrong(what, "set pool to the name of a [[pool]]"));
             }
         }
-        for pool in &self.pool {
-            let sizes = PerTier::from_fn(|tier| pool.size_mib(tier));
-            self.check_sum(&pool.name, sizes)?;
-        }
         Ok(())
+    }
+
+    /// Checks that the VMs' first sizes fit into pools of known size.
+    pub(super) fn check_sums(&self) -> Result<(), ConfigError> {
+        self.pool.iter().try_for_each(|pool| {
+            let sizes = PerTier::from_fn(|tier| pool.size_mib(tier));
+            self.check_sum(&pool.name, sizes)
+        })
     }
 
     /// Checks that the VMs' first sizes fit into a pool, as far as its size is known.

@@ -185,10 +185,20 @@ impl Controller {
     }
 
     /// Changes the limits of a VM.
-    pub fn set_limits(&mut self, name: &VmName, limits: Limits) -> Result<(), Refusal> {
+    pub fn set_limits(
+        &mut self,
+        now: Millis,
+        name: &VmName,
+        limits: Limits,
+    ) -> Result<(), Refusal> {
         let vm = self.vms.get_mut(name);
         let vm = vm.ok_or_else(|| Refusal::Unknown(name.clone()))?;
+        let before = vm.account().desired;
         vm.set_limits(limits);
+        let wish = vm.account().desired;
+        if wish != before {
+            self.log.push(LogEntry::new(now, name, What::Desired(wish)));
+        }
         self.accounts_changed = true;
         Ok(())
     }
@@ -269,6 +279,11 @@ impl Controller {
             self.log.push(LogEntry::new(now, name, What::Forgiven));
         }
         Ok(was_marked)
+    }
+
+    /// Takes the log entries since the last step.
+    pub fn take_log(&mut self) -> Vec<LogEntry> {
+        mem::take(&mut self.log)
     }
 
     /// Changes the desired sizes: all of `wishes`, or none of them.

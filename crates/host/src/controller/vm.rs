@@ -37,6 +37,8 @@ pub struct VmStatus {
     pub owned: Option<TierBytes>,
     /// The most that it may hold, including memory that is not committed.
     pub may_hold: TierBytes,
+    /// Whether its hypervisor was seen and has not exited since.
+    pub runs: bool,
     /// Reason why it does not own the desired size, as it reported last.
     pub reason: Option<String>,
 }
@@ -194,6 +196,7 @@ impl Vm {
             committed: self.account.committed,
             owned: self.owned,
             may_hold: PerTier::from_fn(|tier| ByteCount(self.may_hold(tier))),
+            runs: self.most.is_some(),
             reason: self.reason.clone(),
         }
     }

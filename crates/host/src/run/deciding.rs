@@ -1,7 +1,9 @@
 //! The deciding task: the controller, the policy and the state file.
 
+mod audit;
 mod evacuation;
 mod reload;
+mod settings;
 mod shown;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,16 +12,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use demeter_http::Peer;
 use demeter_policy::provision::{self, Policy, ProvisionerKind};
 use demeter_policy::{ByteCount, MIB, PerTier, Tier, TierBytes};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use super::known::Known;
-use super::{RunError, Tasks};
+use super::{QUEUE_MAX, RunError, Tasks};
 use crate::VmName;
 use crate::api::{Change, ChangeError};
-use crate::config::{Config, Pool, VmConfig};
+use crate::config::{Config, Pool, Settings, VmConfig};
 use crate::controller::{Limits, Millis, Observation, PoolName, Pools, State, VmCommand, VmStatus};
 use crate::hypervisor::libvirt::{Domains, LeftDomain};
 use crate::outside::Outside;
@@ -57,13 +60,18 @@ pub(super) struct Deciding {
     outside: Outside,
     tasks: Tasks,
     commands: BTreeMap<VmName, mpsc::Sender<VmCommand>>,
-    /// Discovered VMs, which are not in the configuration.
-    found: BTreeSet<VmName>,
+    /// Discovered VMs, which are not in the configuration, without their settings.
+    found: BTreeMap<VmName, VmConfig>,
     /// Domains that are not managed, by name.
     left: BTreeMap<String, LeftDomain>,
-    /// The configuration in use, and its file.
+    /// The configuration in use: the file's with the settings.
     config: Config,
+    /// The configuration of the file, and the file.
+    file: Config,
     source: PathBuf,
+    /// What people set over the API, and which of it cannot be used.
+    settings: Settings,
+    unused: BTreeMap<VmName, String>,
     known: BTreeMap<VmName, Known>,
     log: EventLog,
     view: watch::Sender<Arc<HostView>>,
@@ -71,14 +79,16 @@ pub(super) struct Deciding {
     started: Instant,
     /// Reason why committed memory is not saved. No command is sent until it is.
     unsaved: Option<String>,
-    /// Whether the view may be out of date.
+    /// Whether the view may be out of date, other than in statistics.
     stale: bool,
+    /// Whether the controllers' next step is due.
+    is_due: bool,
 }
 
 impl Deciding {
     /// Adds the configured VMs with their stored state.
     pub(super) fn new(
-        config: &Config,
+        file: &Config,
         source: &Path,
         store: Store,
         ledger: Ledger,
@@ -86,11 +96,12 @@ impl Deciding {
         log: EventLog,
         (view, config_out): (watch::Sender<Arc<HostView>>, watch::Sender<Arc<Config>>),
     ) -> Result<Self, RunError> {
-        let pools = config.pools_in(source, &tasks.files.root)?;
+        let pools = file.pools_in(source, &tasks.files.root)?;
+        let (config, unused) = ledger.settings.apply(file);
         let mut controller = Pools::default();
         controller.set(&sizes(&pools));
         let mut vms = config.vms.clone();
-        let mut found = BTreeSet::new();
+        let mut found = BTreeMap::new();
         for (name, account) in &ledger.accounts {
             if vms.contains_key(name) {
                 continue;
@@ -105,8 +116,10 @@ impl Deciding {
             // discovered.
             let kind = ProvisionerKind::DemeterBalloon;
             let vm = VmConfig::of_domain(name, kind, account.desired);
-            vms.insert(name.clone(), vm);
-            found.insert(name.clone());
+            if let Some(used) = ledger.settings.apply_to_found(name, &vm) {
+                vms.insert(name.clone(), used);
+                found.insert(name.clone(), vm);
+            }
         }
         for (name, vm) in &vms {
             let kept = ledger.accounts.get(name).copied();
@@ -128,7 +141,8 @@ impl Deciding {
             pool.fit(Millis(0), |name| vms[name].sizes());
         }
         let known = |(name, vm): (&VmName, &VmConfig)| (name.clone(), Known::new(vm));
-        Ok(Self {
+        config_out.send_replace(Arc::new(config.clone()));
+        let deciding = Self {
             controller,
             pools,
             evacuates: false,
@@ -144,8 +158,11 @@ impl Deciding {
             tasks,
             found,
             left: BTreeMap::new(),
-            config: config.clone(),
+            config,
+            file: file.clone(),
             source: source.into(),
+            settings: ledger.settings,
+            unused,
             known: vms.iter().map(known).collect(),
             log,
             view,
@@ -153,14 +170,17 @@ impl Deciding {
             started: Instant::now(),
             unsaved: None,
             stale: false,
-        })
+            is_due: true,
+        };
+        deciding.tell_unused(&deciding.unused);
+        Ok(deciding)
     }
 
     /// Decides until cancelled.
     pub(super) async fn run(
         mut self,
         mut news: mpsc::Receiver<(VmName, News)>,
-        mut changes: mpsc::Receiver<Change>,
+        mut changes: mpsc::Receiver<(Peer, Change)>,
         mut found: mpsc::Receiver<Domains>,
     ) -> Infallible {
         let mut policy_due = interval(POLICY_EVERY);
@@ -168,19 +188,36 @@ impl Deciding {
         self.publish();
         let mut view_due = interval(VIEW_EVERY);
         view_due.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut batch = Vec::with_capacity(QUEUE_MAX);
+        let mut due = FAR;
         loop {
-            self.advance().await;
-            let due = self.controller.wake_at();
-            let due = due.map_or(FAR, |at| Duration::from_millis(at.0));
+            // A step costs time for each VM, and most reports are statistics.
+            if std::mem::take(&mut self.is_due) {
+                self.advance().await;
+                let at = self.controller.wake_at();
+                due = at.map_or(FAR, |at| Duration::from_millis(at.0));
+            }
             // The first two channels stay open as long as this task; the third only while VMs are
             // discovered.
             tokio::select! {
-                Some((name, news)) = news.recv() => self.take_in(&name, news),
-                Some(change) = changes.recv() => self.make(change).await,
-                Some(domains) = found.recv() => self.take_on(domains),
-                _ = policy_due.tick() => self.ask_policy(),
+                _ = news.recv_many(&mut batch, QUEUE_MAX) => self.take_in_all(&mut batch),
+                Some((peer, change)) = changes.recv() => {
+                    self.make(&peer, change).await;
+                    self.is_due = true;
+                }
+                Some(domains) = found.recv() => {
+                    self.take_on(domains);
+                    self.audit("libvirt");
+                    self.is_due = true;
+                }
+                _ = policy_due.tick() => {
+                    self.ask_policy();
+                    self.is_due = true;
+                    // Show new statistics.
+                    self.stale = true;
+                }
                 _ = view_due.tick(), if self.stale => self.publish(),
-                () = sleep_until(self.started + due) => {}
+                () = sleep_until(self.started + due) => self.is_due = true,
             }
         }
     }
@@ -190,27 +227,35 @@ impl Deciding {
     }
 
     fn observe(&mut self, name: &VmName, observation: Observation) {
+        self.is_due = true;
         let now = self.now();
         if let Some(pool) = self.controller.of_mut(name) {
             pool.observe(now, name, observation);
         }
     }
 
+    fn take_in_all(&mut self, batch: &mut Vec<(VmName, News)>) {
+        let is_here =
+            |(_, news): &(VmName, News)| matches!(news, News::Observation(Observation::Here));
+        let asks = batch.iter().any(is_here);
+        for (name, news) in batch.drain(..) {
+            self.take_in(&name, news);
+        }
+        // Ask the policy before the first order, because until now the VM kept its initial size.
+        if asks {
+            self.ask_policy();
+        }
+    }
+
     fn take_in(&mut self, name: &VmName, news: News) {
-        self.stale = true;
         let Some(known) = self.known.get_mut(name) else {
             return;
         };
+        self.stale |= !matches!(news, News::Usage(_) | News::Places(_));
         match news {
             News::Observation(observation) => {
                 known.heard(&observation);
-                let is_here = observation == Observation::Here;
                 self.observe(name, observation);
-                // Ask the policy before the first order, because until now the VM kept its initial
-                // size.
-                if is_here {
-                    self.ask_policy();
-                }
             }
             News::Returned(bytes) => known.returned.0 += bytes.0,
             News::Overrun(overrun) => {
@@ -259,15 +304,12 @@ impl Deciding {
             .filter(|(_, vm)| vm.state == State::Away)
             .map(|(name, _)| name.clone())
             .collect();
-        let ended = |name: &VmName| !domains.managed.contains_key(name) && away.contains(name);
-        for name in self.found.extract_if(.., |name| ended(name)) {
-            self.controller.remove(&name);
-            // Dropping the sender ends its task.
-            self.commands.remove(&name);
-            self.known.remove(&name);
+        let ended = |name: &&VmName| !domains.managed.contains_key(*name) && away.contains(*name);
+        let ended: Vec<_> = self.found.keys().filter(ended).cloned().collect();
+        for name in ended {
+            self.forget(&name);
             let what = "no longer runs; removed".into();
             self.log.push(unix_ms(), Some(name.to_string()), what);
-            self.stale = true;
         }
         let sections = self.config.vms.values();
         let named: BTreeSet<_> = sections.filter_map(|vm| vm.libvirt.clone()).collect();
@@ -282,7 +324,14 @@ impl Deciding {
             }
             let memory = vm.sizes();
             let vm = self.config.defaults.apply(vm);
-            if let Err(why) = self.take_on_one(&name, &vm) {
+            let taken_on = match self.settings.apply_to_found(&name, &vm) {
+                Some(used) => self.take_on_one(&name, &used),
+                None => Err(settings::removed(&name)),
+            };
+            if taken_on.is_ok() {
+                self.found.insert(name.clone(), vm);
+            }
+            if let Err(why) = taken_on {
                 let before = self.left.get(name.as_str());
                 let is_new = before.is_none_or(|before| before.why != why);
                 if is_new {
@@ -311,16 +360,8 @@ impl Deciding {
     /// Adds one discovered VM. The error is the reason why it cannot be added yet.
     fn take_on_one(&mut self, name: &VmName, vm: &VmConfig) -> Result<(), String> {
         let pool = self.config.pool_of(vm).cloned().unwrap_or_default();
-        let room = |tier| {
-            let Some(controller) = self.controller.get(&pool) else {
-                return 0;
-            };
-            let others = controller.vms().filter(|(of, _)| *of != name);
-            let wished = others.map(|(_, of)| of.desired.get(tier).0);
-            let wished = wished.fold(0, u64::saturating_add);
-            controller.pool(tier).0.saturating_sub(wished)
-        };
-        let (room, sizes) = (TierBytes::from_fn(|tier| ByteCount(room(tier))), vm.sizes());
+        let room = self.left_by_others(&pool, name, |vm| vm.desired);
+        let sizes = vm.sizes();
         // State that an earlier controller stored.
         let kept = self.controller.accounts().get(name).copied();
         let fits = Tier::ALL
@@ -359,26 +400,46 @@ impl Deciding {
         self.commands
             .insert(name.clone(), self.tasks.start(name, vm));
         self.known.insert(name.clone(), Known::new(vm));
-        self.found.insert(name.clone());
         self.stale = true;
         Ok(())
     }
 
     /// Applies a change, saves it and answers.
-    async fn make(&mut self, change: Change) {
+    async fn make(&mut self, Peer(by): &Peer, change: Change) {
         let (answer, refusal) = match change {
             Change::Reload { answer } => {
-                let reloaded = self.reload().await;
+                let reloaded = self.reload(by).await;
                 self.advance().await;
                 self.publish();
                 // The client may have stopped waiting.
                 let _ = answer.send(reloaded);
                 return;
             }
-            Change::SetTiers { vm, tiers, answer } => (answer, self.set_tiers(&vm, tiers).err()),
-            Change::Forgive { vm, answer } => (answer, self.forgive(&vm).err()),
+            Change::SetTiers { vm, tiers, answer } => {
+                let refusal = self.set_tiers(&vm, tiers).err();
+                self.audit(by);
+                (answer, refusal)
+            }
+            Change::Forgive { vm, answer } => {
+                let refusal = self.forgive(&vm).err();
+                self.audit(by);
+                (answer, refusal)
+            }
             Change::Evacuate { answer } => {
-                let refusal = self.evacuate().err();
+                let refusal = self.evacuate(by).err();
+                self.audit(by);
+                if refusal.is_none() {
+                    self.save().await;
+                }
+                (answer, refusal)
+            }
+            Change::Setting {
+                vm,
+                asked,
+                may_run,
+                answer,
+            } => {
+                let refusal = self.set(&vm, asked, may_run, by).err();
                 if refusal.is_none() {
                     self.save().await;
                 }
@@ -386,10 +447,11 @@ impl Deciding {
             }
             Change::SetPolicy { policy, answer } => {
                 self.end_evacuation();
+                self.policy_chosen = policy.is_some();
+                let policy = policy.unwrap_or(self.file.policy);
                 self.policy = policy;
-                self.policy_chosen = true;
-                self.log
-                    .push(unix_ms(), None, format!("policy is now {policy}"));
+                self.note(None, format!("policy is now {policy}"), by);
+                self.audit(by);
                 self.save().await;
                 self.ask_policy();
                 (answer, None)
@@ -410,8 +472,7 @@ impl Deciding {
         let vm = self.controller.vm(name);
         let vm = vm.ok_or_else(|| ChangeError::NoVm(name.clone()))?;
         if self.evacuates {
-            let why = "all VMs get all their memory back; end that with demeter host policy static";
-            return Err(ChangeError::Conflict(why.into()));
+            return Err(ChangeError::Conflict(self.evacuating()));
         }
         if self.policy != Policy::Static {
             return Err(ChangeError::Conflict(format!(
@@ -470,6 +531,7 @@ impl Deciding {
                 tracing::warn!("policy {policy}: {}{refusal}", of_pool(pool));
             }
         }
+        self.audit(&format!("policy {policy}"));
     }
 
     /// Saves committed memory, then sends the commands that are due.
@@ -482,13 +544,7 @@ impl Deciding {
             self.stale |= step.accounts_changed || !step.log.is_empty();
             commands.extend(step.commands);
             for entry in step.log {
-                let vm = entry.vm.map(|vm| vm.to_string());
-                let what = match vm {
-                    Some(_) => entry.what.to_string(),
-                    None => format!("{}{}", of_pool(pool), entry.what),
-                };
-                tracing::debug!("{}: {what}", vm.as_deref().unwrap_or("host"));
-                self.log.push(unix_ms(), vm, what);
+                audit::tell(&self.log, pool, entry, None);
             }
         }
         if accounts_changed || self.unsaved.is_some() {
@@ -510,6 +566,7 @@ impl Deciding {
             policy: self.policy_chosen.then_some(self.policy),
             accounts: self.controller.accounts(),
             marks: self.controller.marks(),
+            settings: self.settings.clone(),
         };
         let store = self.store.clone();
         let saving = self

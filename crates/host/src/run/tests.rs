@@ -10,6 +10,9 @@ use tokio::net::UnixStream;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
+mod scale;
+mod settings;
+
 use super::*;
 use crate::api::tests::ask;
 use crate::hard_limit::tests::FakeRoot;

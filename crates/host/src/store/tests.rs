@@ -2,12 +2,22 @@ use proptest::prelude::*;
 use strum::VariantNames;
 
 use super::*;
+use crate::config::Asked;
 
 fn tier_bytes() -> impl Strategy<Value = TierBytes> {
     (any::<u64>(), any::<u64>()).prop_map(|(fast, slow)| TierBytes {
         fast: ByteCount(fast),
         slow: ByteCount(slow),
     })
+}
+
+/// A setting, or none.
+fn settings(is_set: bool) -> Settings {
+    let mut settings = Settings::default();
+    if is_set {
+        settings.record(&"db".parse().unwrap(), Asked::Remove, true);
+    }
+    settings
 }
 
 fn ledger() -> impl Strategy<Value = Ledger> {
@@ -26,6 +36,7 @@ fn ledger() -> impl Strategy<Value = Ledger> {
                 marks: marked
                     .map(|name| (name.clone(), "it lies".into()))
                     .collect(),
+                settings: settings(policy.is_some()),
                 accounts,
             }
         })
@@ -87,8 +98,8 @@ fn what_is_no_state_is_refused_with_the_way_out() {
         fs::write(&path, text).unwrap();
         Store::open(&path).unwrap_err().to_string()
     };
-    let future = says("{\"version\": 2, \"tenants\": []}");
-    assert!(future.contains("has version 2"), "{future}");
+    let future = says("{\"version\": 3, \"tenants\": []}");
+    assert!(future.contains("has version 3"), "{future}");
     let account =
         "\"desired_fast_bytes\": 1, \"desired_slow_bytes\": 1, \"committed_fast_bytes\": 1";
     for text in [
@@ -111,6 +122,22 @@ fn what_is_no_state_is_refused_with_the_way_out() {
         assert!(error.contains("is damaged"), "{error}");
         assert!(error.contains("host.json"), "{error}");
     }
+}
+
+#[test]
+fn an_older_release_can_read_a_file_without_settings() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("host.json");
+    let (store, mut ledger) = Store::open(&path).unwrap();
+    let mut version_with = |settings| {
+        ledger.settings = settings;
+        store.save(&ledger).unwrap();
+        let text = fs::read_to_string(&path).unwrap();
+        let text: serde_json::Value = serde_json::from_str(&text).unwrap();
+        (text["version"].as_u64().unwrap(), text["settings"].clone())
+    };
+    assert_eq!(version_with(settings(true)).0, 2);
+    assert_eq!(version_with(settings(false)), (1, serde_json::Value::Null));
 }
 
 #[test]

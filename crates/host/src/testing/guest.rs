@@ -66,22 +66,20 @@ impl FakeGuest {
             node.extend(blocks.map(|block| (block, false)));
         }
         let state = Arc::new(Mutex::new(state));
-        let listener = UnixListener::bind(port.folder().join("agent")).unwrap();
         let rebooted = Arc::new(Notify::new());
-        let memory = vm.state.clone();
-        let prover = move |node, nonce| memory.lock().unwrap().show(node, nonce);
-        let agent = tokio::spawn(serve(
-            version,
-            listener,
-            state.clone(),
-            rebooted.clone(),
-            prover,
-        ));
+        let agent = start(version, port, vm, state.clone(), rebooted.clone());
         Self {
             state,
             rebooted,
             agent,
         }
+    }
+
+    /// Ends the agent and starts one of another version. The driver keeps what it holds.
+    pub fn restart_agent(&mut self, vm: &FakeVm, version: u16) {
+        self.agent.abort();
+        std::fs::remove_file(vm.folder().join("agent")).unwrap();
+        self.agent = start(version, vm, vm, self.state.clone(), self.rebooted.clone());
     }
 
     /// Reboots, and holds nothing afterwards.
@@ -121,6 +119,20 @@ impl Drop for FakeGuest {
     fn drop(&mut self) {
         self.agent.abort();
     }
+}
+
+/// Starts the agent of a guest that runs in `vm` at the port of `port`.
+fn start(
+    version: u16,
+    port: &FakeVm,
+    vm: &FakeVm,
+    state: Arc<Mutex<State>>,
+    rebooted: Arc<Notify>,
+) -> JoinHandle<()> {
+    let listener = UnixListener::bind(port.folder().join("agent")).unwrap();
+    let memory = vm.state.clone();
+    let prover = move |node, nonce| memory.lock().unwrap().show(node, nonce);
+    tokio::spawn(serve(version, listener, state, rebooted, prover))
 }
 
 async fn serve(

@@ -76,7 +76,16 @@ impl FakeVm {
 
     /// Like `new`, with its sockets in an existing folder.
     pub fn within(folder: &Path, boot: TierBytes) -> Self {
-        let state = Arc::new(Mutex::new(State::new(boot)));
+        Self::of(folder, State::new(boot))
+    }
+
+    /// Like `within`, with no page in use yet.
+    pub fn sparse(folder: &Path, boot: TierBytes) -> Self {
+        Self::of(folder, State::sparse(boot))
+    }
+
+    fn of(folder: &Path, state: State) -> Self {
+        let state = Arc::new(Mutex::new(state));
         let (told, _) = broadcast::channel(16);
         let listener = UnixListener::bind(folder.join("qmp")).unwrap();
         let server = tokio::spawn(qmp::serve(listener, state.clone(), told.clone()));

@@ -35,6 +35,11 @@ impl BootMemory {
         Self::of(file, bytes)
     }
 
+    /// Like `new`, with no page in use yet.
+    fn sparse(bytes: u64) -> Self {
+        Self::mapped(memfd(bytes), bytes)
+    }
+
     fn of(file: File, bytes: u64) -> Self {
         for offset in (0..bytes).step_by(MIB as usize) {
             file.write_all_at(&[7; MIB as usize], offset).unwrap();
@@ -126,6 +131,15 @@ const HOLE_END: u64 = 1 << 32;
 impl State {
     /// A VM with boot memory of `boot` and the same amount by virtio-mem.
     pub(super) fn new(boot: TierBytes) -> Self {
+        Self::of(boot, BootMemory::new)
+    }
+
+    /// Like `new`, with no page in use yet.
+    pub(super) fn sparse(boot: TierBytes) -> Self {
+        Self::of(boot, BootMemory::sparse)
+    }
+
+    fn of(boot: TierBytes, memory: fn(u64) -> BootMemory) -> Self {
         let device = |tier| {
             let bytes = boot.get(tier).0;
             Device {
@@ -137,7 +151,7 @@ impl State {
         };
         let whole = boot.fast.0 + boot.slow.0;
         Self {
-            boot: PerTier::from_fn(|tier| BootMemory::new(boot.get(tier).0)),
+            boot: PerTier::from_fn(|tier| memory(boot.get(tier).0)),
             devices: PerTier::from_fn(device),
             balloon_wanted: whole,
             balloon_size: whole,

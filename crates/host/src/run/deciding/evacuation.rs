@@ -3,14 +3,14 @@
 use demeter_policy::provision::Policy;
 use demeter_policy::{MIB, Tier};
 
-use super::{Deciding, of_pool, unix_ms};
+use super::{Deciding, of_pool};
 use crate::VmName;
 use crate::api::ChangeError;
 
 impl Deciding {
     /// Wishes all its memory for each VM, above its limit too, until another policy is chosen. All
     /// of them or none: refused if a pool is too small or a VM cannot get its memory.
-    pub(super) fn evacuate(&mut self) -> Result<(), ChangeError> {
+    pub(super) fn evacuate(&mut self, by: &str) -> Result<(), ChangeError> {
         // A guest without an agent has all its memory already.
         let has_all = |name: &VmName| {
             let known = self.known.get(name);
@@ -40,7 +40,7 @@ impl Deciding {
         self.evacuates = true;
         self.stale = true;
         let what = "all VMs get all their memory back".into();
-        self.log.push(unix_ms(), None, what);
+        self.note(None, what, by);
         Ok(())
     }
 
@@ -49,10 +49,11 @@ impl Deciding {
         if !std::mem::take(&mut self.evacuates) {
             return;
         }
+        let now = self.now();
         for (name, known) in &self.known {
             if let Some(pool) = self.controller.of_mut(name) {
                 // Cannot fail: the VM exists.
-                let _ = pool.set_limits(name, known.limits);
+                let _ = pool.set_limits(now, name, known.limits);
             }
         }
     }

@@ -16,7 +16,7 @@ use crate::store::Account;
 
 impl Deciding {
     /// Applies the configuration's file, all of it or nothing. Returns the keys that changed.
-    pub(super) async fn reload(&mut self) -> Result<Vec<KeyChange>, ChangeError> {
+    pub(super) async fn reload(&mut self, by: &str) -> Result<Vec<KeyChange>, ChangeError> {
         let path = self.source.clone();
         let reading = self
             .outside
@@ -27,15 +27,41 @@ impl Deciding {
         let new = read.and_then(|config| enough(&config).map(|()| config));
         let new = new.map_err(|why| self.not_reloaded(why))?;
         let pools = self.pools_of(&new).map_err(|why| self.not_reloaded(why))?;
-        let changes = self.config.changes(&new);
+        let (used, unused) = self.settings.apply(&new);
+        let newly_unused = unused
+            .iter()
+            .find(|(name, _)| !self.unused.contains_key(*name));
+        if let Some((name, why)) = newly_unused {
+            return Err(self.not_reloaded(format!(
+                "what was set for VM {name} by command does not fit this file ({why}); take it back with demeter \
+                 host vm reset {name}, or change the file"
+            )));
+        }
+        let overridden = self.settings.overrides(&new, &used);
+        let mut changes = self.file.changes(&new);
+        for change in &mut changes {
+            let keys = overridden.iter().map(|key| key.key.as_str());
+            change.is_overridden = change.is_within(keys)
+                || change.key == "policy" && self.policy_chosen && self.policy != new.policy;
+        }
+        self.unused = unused;
+        self.take_over(new, used, pools);
+        for change in &changes {
+            self.note(None, format!("reloaded: {change}"), by);
+        }
+        self.audit(by);
+        self.ask_policy();
+        Ok(changes)
+    }
+
+    /// Puts another configuration into use. `file` is the file's part of it.
+    pub(super) fn take_over(&mut self, file: Config, new: Config, pools: BTreeMap<PoolName, Pool>) {
+        let old_file = std::mem::replace(&mut self.file, file);
         let old = std::mem::replace(&mut self.config, new.clone());
         self.config_out.send_replace(Arc::new(new.clone()));
         for name in old.vms.keys().filter(|name| !new.vms.contains_key(*name)) {
-            self.commands.remove(name);
-            self.known.remove(name);
-            self.controller.remove(name);
-            let what =
-                "no longer in the configuration; it keeps its memory, which no longer counts";
+            self.forget(name);
+            let what = "no longer managed; it keeps its memory, which no longer counts";
             self.log
                 .push(unix_ms(), Some(name.to_string()), what.into());
         }
@@ -46,8 +72,10 @@ impl Deciding {
         for (name, now) in &new.vms {
             match old.vms.get(name) {
                 Some(before) if self.controller.pool_of(name) == new.pool_of(now) => {
+                    let size = |file: &Config| file.vms.get(name).map(VmConfig::sizes);
+                    let is_resized = size(&old_file) != size(&self.file);
                     if before != now {
-                        self.change(name, before, now);
+                        self.change(name, before, now, is_resized);
                     }
                 }
                 _ => self.place(name, now, accounts.get(name).copied(), marks.get(name)),
@@ -56,20 +84,19 @@ impl Deciding {
         if !self.policy_chosen {
             self.policy = new.policy;
         }
+        self.fit();
+        self.stale = true;
+    }
+
+    /// Lowers wishes until they fit into the pools.
+    pub(super) fn fit(&mut self) {
         let (known, now) = (self.controller.accounts(), self.now());
         for (_, pool) in self.controller.iter_mut() {
-            pool.fit(now, |name| match new.vms.get(name) {
+            pool.fit(now, |name| match self.config.vms.get(name) {
                 Some(vm) => vm.sizes(),
                 None => known.get(name).map(|of| of.desired).unwrap_or_default(),
             });
         }
-        for change in &changes {
-            tracing::info!("reloaded: {change}");
-            self.log
-                .push(unix_ms(), None, format!("reloaded: {change}"));
-        }
-        self.ask_policy();
-        Ok(changes)
     }
 
     fn not_reloaded(&self, why: String) -> ChangeError {
@@ -92,14 +119,20 @@ impl Deciding {
         Ok(pools)
     }
 
-    /// Changes a VM that stays in its pool.
-    fn change(&mut self, name: &VmName, before: &VmConfig, now: &VmConfig) {
+    /// Changes a VM that stays in its pool. `is_resized` is whether the file has another size.
+    pub(super) fn change(
+        &mut self,
+        name: &VmName,
+        before: &VmConfig,
+        now: &VmConfig,
+        is_resized: bool,
+    ) {
         let at = self.now();
         let is_static = self.policy == Policy::Static;
         if let Some(pool) = self.controller.of_mut(name) {
             // Cannot fail: the VM exists and its limits were checked.
-            let _ = pool.set_limits(name, limits(now));
-            if before.sizes() != now.sizes() && is_static {
+            let _ = pool.set_limits(at, name, limits(now));
+            if is_resized && is_static {
                 pool.wish(at, name, now.sizes());
             }
         }

@@ -45,6 +45,8 @@ impl Deciding {
                 .sum(|pool, tier| pool.may_hold(tier).0)
                 .into(),
             pools: self.pools.iter().filter_map(pool).collect(),
+            settings: self.settings_view(),
+            unsaved: self.unsaved.clone(),
             violations: self.controller.violations(),
             vms: self.controller.vms().into_iter().map(vm).collect(),
             left_alone: self.left.iter().map(left_view).collect(),
