@@ -300,11 +300,12 @@ fn check_sim(sim: &Sim) -> Result<(), String> {
     refuse_if(!is_granule, || {
         format!("sim.slow_granule_bytes = {granule}: must be a power of two from 64 to 4096")
     })?;
-    within(
-        "sim.fast_others_gbps",
-        sim.fast_others_gbps,
-        0..=BANDWIDTH_MAX_GBPS,
-    )?;
+    for (key, gbps) in [
+        ("sim.fast_others_gbps", sim.fast_others_gbps),
+        ("sim.slow_others_gbps", sim.slow_others_gbps),
+    ] {
+        within(key, gbps, 0..=BANDWIDTH_MAX_GBPS)?;
+    }
     match sim.slow_write_gbps {
         Some(gbps) => within("sim.slow_write_gbps", gbps, 1..=BANDWIDTH_MAX_GBPS),
         None => Ok(()),

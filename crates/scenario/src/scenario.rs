@@ -208,6 +208,9 @@ pub struct Sim {
     /// Load of other programs on the fast tier, GB/s, if it were idle. They wait for each load, so that they get less
     /// of a busy tier.
     pub fast_others_gbps: u64,
+    /// The same on the slow tier.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub slow_others_gbps: u64,
     /// How the fast tier's latency grows with its load.
     pub fast_curve: Curve,
     /// How the slow tier's latency grows with its load.
@@ -248,6 +251,7 @@ impl Default for Sim {
             slow_write_gbps: None,
             slow_granule_bytes: 64,
             fast_others_gbps: 0,
+            slow_others_gbps: 0,
             fast_curve: Curve::default(),
             slow_curve: Curve::default(),
             host_thp: Thp::Always,
@@ -278,7 +282,7 @@ pub enum Cpu {
     LabHost,
 }
 
-/// Measured curves of latency under load, each of memory that is only read. The idle latency is the tier's.
+/// Measured curves of latency under load. The idle latency is the tier's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "kebab-case")]
 pub enum Curve {
@@ -291,6 +295,19 @@ pub enum Curve {
     Remote,
     /// CXL memory that is attached directly: 1.4 times at 80 %.
     Cxl,
+    /// Optane modules: 1.2 times at 80 %.
+    Optane,
+}
+
+impl Curve {
+    /// All curves.
+    pub const ALL: [Self; 5] = [
+        Self::Ddr4,
+        Self::Ddr5,
+        Self::Remote,
+        Self::Cxl,
+        Self::Optane,
+    ];
 }
 
 /// An error in a scenario.

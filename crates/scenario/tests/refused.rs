@@ -43,6 +43,7 @@ sim.operations = 0 -> sim.operations = 0: must be at least 1
 sim.scale_bits = 10 -> sim.scale_bits = 10: must be 0 to 9
 sim.slow_granule_bytes = 96 -> must be a power of two from 64 to 4096
 sim.fast_others_gbps = 10001 -> sim.fast_others_gbps = 10001: must be 0 to 10000
+sim.slow_others_gbps = 10001 -> sim.slow_others_gbps = 10001: must be 0 to 10000
 sim.slow_write_gbps = 0 -> sim.slow_write_gbps = 0: must be 1 to 10000
 agent.epoch_ms = 9 -> agent.epoch_ms = 9 is out of bounds; give 10 to 60000
 agent.granularity_mib = 3 -> agent.granularity_mib = 3 is out of bounds; give a power of two

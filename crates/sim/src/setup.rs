@@ -145,7 +145,7 @@ impl WorldSetup {
                     scenario.sim.slow_write_gbps,
                     scenario.sim.slow_granule_bytes,
                     scenario.sim.slow_curve,
-                    0,
+                    scenario.sim.slow_others_gbps,
                 ),
             ],
             usable,
