@@ -191,7 +191,7 @@ impl Default for Lab {
 pub struct Sim {
     /// The modelled processor, with its sizes and costs.
     pub cpu: Cpu,
-    /// VMs that run the workload side by side, each with the scenario's machine.
+    /// VMs that run the workload side by side, each with the scenario's machine. `provision.vms` names VMs that differ.
     pub vms: u32,
     /// Cores that all virtual CPUs share; by default each has its own.
     pub cores: Option<u32>,
@@ -379,9 +379,7 @@ impl Scenario {
         let own = vms.iter().zip(0u64..).map(|(vm, number)| {
             let mut scenario = self.clone();
             scenario.seed = self.seed.wrapping_add(number);
-            if let Workload::Gups(gups) = &mut scenario.workload {
-                *gups = vm.workload(gups);
-            }
+            scenario.workload = vm.workload(&self.workload);
             (vm.name.clone(), scenario)
         });
         let own: Vec<_> = own.collect();
