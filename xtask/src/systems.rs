@@ -1,6 +1,7 @@
 //! Generates `docs/src/systems.md`: the designs, with published and measured figures.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Write;
 use std::num::NonZero;
@@ -25,7 +26,7 @@ const MODEL: &str = "crates/sim/src crates/policy/src crates/scenario/src crates
 /// Runs the experiments of the seeds and of systems' authors.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Run only these (`paper-colloid`), changed or not, and write no page
+    /// Run only these (`paper-colloid`), changed or not, and renew only their parts of the page
     names: Vec<String>,
 }
 
@@ -168,15 +169,22 @@ pub fn systems(args: &Args) -> anyhow::Result<()> {
     let began = Instant::now();
     run_all(&due)?;
     eprintln!("all in {:.1} min", began.elapsed().as_secs_f64() / 60.0);
-    if args.names.is_empty() {
-        write_page(&all)?;
-    }
-    Ok(())
+    let file = shell::root().join(PAGE);
+    let page = if args.names.is_empty() {
+        let all: Vec<&Experiment> = all.iter().collect();
+        let (page, commit) = page_of(&all)?;
+        format!("{page}\nCommit {commit} where no other is named; the same on every machine.\n")
+    } else {
+        let old = fs::read_to_string(&file).with_context(|| format!("cannot read {PAGE}"))?;
+        let (page, commit) = page_of(&due)?;
+        renewed(&old, &page, &commit)
+    };
+    fs::write(file, page).with_context(|| format!("cannot write {PAGE}"))
 }
 
-/// Writes the page from all results.
-fn write_page(all: &[Experiment]) -> anyhow::Result<()> {
-    let results: Vec<String> = all.iter().map(Experiment::result).collect();
+/// The page of these results, without its last line, and the present commit.
+fn page_of(experiments: &[&Experiment]) -> anyhow::Result<(String, String)> {
+    let results: Vec<String> = experiments.iter().map(|e| e.result()).collect();
     let page = format!("systems --markdown {}", results.join(" "));
     let output = shell::program(shell::root().join("target/release/demeter"), &page)
         .output()
@@ -186,16 +194,61 @@ fn write_page(all: &[Experiment]) -> anyhow::Result<()> {
         "demeter {page}: {}",
         String::from_utf8_lossy(&output.stderr)
     );
+    let page = String::from_utf8(output.stdout).context("demeter prints no text")?;
     let commit = git("rev-parse --short=7 HEAD", b"")?;
-    let commit = format!(
-        "\nCommit {}; the same on every machine.\n",
-        String::from_utf8_lossy(&commit).trim()
-    );
-    fs::write(
-        shell::root().join(PAGE),
-        [output.stdout, commit.into()].concat(),
-    )
-    .with_context(|| format!("cannot write {PAGE}"))
+    let commit = String::from_utf8_lossy(&commit).trim().to_owned();
+    Ok((page, commit))
+}
+
+/// Begins an experiment's part of the page.
+const PART: &str = "\n## ";
+
+/// The page with the new parts of some experiments. Each tells its commit, and the table of designs counts all parts.
+fn renewed(page: &str, new: &str, commit: &str) -> String {
+    // The last line is not the last part's.
+    let (page, last) = page.rsplit_once("\nCommit ").unwrap_or((page, ""));
+    let parts_of = |page: &str| -> Vec<String> {
+        let parts = page.split(PART).skip(1);
+        parts.map(|part| part.trim_end().to_owned()).collect()
+    };
+    let name = |part: &str| part.lines().next().unwrap_or_default().to_owned();
+    let old = parts_of(page).into_iter().map(|part| (name(&part), part));
+    let mut parts: BTreeMap<String, String> = old.collect();
+    for part in parts_of(new) {
+        parts.insert(name(&part), format!("{part}\n\nCommit {commit}."));
+    }
+    let head = new.split(PART).next().unwrap_or_default().trim_end();
+    let mut renewed: String = head
+        .lines()
+        .map(|line| counted(line, parts.values()) + "\n")
+        .collect();
+    for part in parts.values() {
+        renewed += &format!("{PART}{part}\n");
+    }
+    format!("{renewed}\nCommit {last}")
+}
+
+/// A line of the page's head. If it is a design's row, its last cell says how many figures of all parts agree.
+fn counted<'a>(line: &str, parts: impl Iterator<Item = &'a String>) -> String {
+    let row = line
+        .strip_prefix("| `")
+        .and_then(|row| row.strip_suffix(" |"));
+    let cells = row.and_then(|row| row.split_once('`').zip(row.rsplit_once(" | ")));
+    let Some(((system, _), (others, _))) = cells else {
+        return line.to_owned();
+    };
+    let figures = parts.flat_map(|part| part.lines()).filter(|figure| {
+        let figure = figure.strip_prefix("| ").and_then(|f| f.split_once(" | "));
+        figure.is_some_and(|(figure, _)| figure.split(' ').nth(1) == Some(system))
+    });
+    let agree: Vec<bool> = figures.map(|figure| figure.ends_with("| yes |")).collect();
+    match agree.len() {
+        0 => format!("| `{others} |  |"),
+        all => format!(
+            "| `{others} | {} of {all} |",
+            agree.iter().filter(|yes| **yes).count()
+        ),
+    }
 }
 
 /// The experiments' names, sorted.
@@ -258,4 +311,39 @@ fn git(args: &str, told: &[u8]) -> anyhow::Result<Vec<u8>> {
     let output = output.context("cannot run git")?;
     ensure!(output.status.success(), "git {args}: {}", output.status);
     Ok(output.stdout)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: &str = "# Systems\n\n| system | moves | agrees |\n|---|---|---|\n| `a` | up | 1 of 1 |\n| `b` | down |  |\n\
+        \n## paper-a\n\nHead.\n\n| figure | case | agrees |\n|---|---|---|\n| mops a / b |  | yes |\n\
+        \n## seed-z\n\n| figure | case | agrees |\n|---|---|---|\n| mops b |  | **no** |\n\
+        \nCommit 1111111 where no other is named; the same on every machine.\n";
+
+    #[test]
+    fn a_part_is_renewed_and_all_are_counted() {
+        let new = "# Systems\n\n| system | moves | agrees |\n|---|---|---|\n| `a` | up |  |\n| `b` | down | 0 of 1 |\n\
+            | `c` | none | 1 of 1 |\n\n## paper-b\n\n| figure | case | agrees |\n|---|---|---|\n\
+            | mops b / a |  | **no** |\n| mops c |  | yes |\n";
+        let page = renewed(PAGE, new, "2222222");
+        for row in [
+            "| `a` | up | 1 of 1 |",
+            "| `b` | down | 0 of 2 |",
+            "| `c` | none | 1 of 1 |",
+        ] {
+            assert!(page.contains(row), "{row}: {page}");
+        }
+        let at = |part: &str| page.find(part).unwrap();
+        assert!(at("## paper-a") < at("## paper-b") && at("## paper-b") < at("## seed-z"));
+        assert!(
+            page.contains("| mops c |  | yes |\n\nCommit 2222222.\n"),
+            "{page}"
+        );
+        let last = "\nCommit 1111111 where no other is named; the same on every machine.\n";
+        assert!(page.ends_with(last), "{page}");
+        // Again, nothing doubles.
+        assert_eq!(renewed(&page, new, "2222222"), page);
+    }
 }

@@ -196,7 +196,7 @@ fn two_guests_share_a_host_with_agents_and_without() {
         };
         gups.size_mib = 240;
         for vm in &mut scenario.provision.as_mut().unwrap().vms {
-            vm.hot_mib = 150;
+            vm.hot_mib = Some(150);
         }
         let result = attempt(&scenario, None).or_else(|_| attempt(&scenario, None));
         let result = result.unwrap_or_else(|e| panic!("{e}"));

@@ -25,6 +25,8 @@ const HEAT_VALUES_MAX: usize = 32;
 const NUMBER_MAX: f64 = 1e15;
 /// The setting that names a case of a folder of scenarios.
 const CASE_KEY: &str = "scenario";
+/// The setting that describes a group of cases in a sentence.
+const ABOUT_KEY: &str = "about";
 /// The setting with the number of VMs.
 const VMS_KEY: &str = "sim.vms";
 
@@ -140,8 +142,11 @@ impl<'a> Group<'a> {
         y.values.iter().map(row).collect()
     }
 
-    /// Settings common to all cases, for people; may be empty.
+    /// Settings common to all cases, for people, or the description that they have; may be empty.
     pub(crate) fn common(&self) -> String {
+        if let Some((_, about)) = self.fixed.iter().find(|(key, _)| *key == ABOUT_KEY) {
+            return clean::sentence(about);
+        }
         let settings = self.fixed.iter();
         let settings = settings.map(|(key, value)| {
             let (key, value) = (clean::sentence(key), clean::name(value));
@@ -342,6 +347,22 @@ mod tests {
         }
         // A case without the setting.
         assert_eq!(shape(&[&[vms("1")], &[]]), "bars 1 -");
+    }
+
+    #[test]
+    fn a_group_is_named_by_its_description_or_by_its_settings() {
+        let about = ("about", "DRAM and CXL");
+        let [one, two] = [("x", "a"), ("x", "b")];
+        let ns = ("machine.slow.latency_ns", "170");
+        let common = |cases: &[&[(&str, &str)]]| Group::all(&result(cases))[0].common();
+        assert_eq!(
+            common(&[&[about, ns, one], &[about, ns, two]]),
+            "DRAM and CXL"
+        );
+        assert_eq!(
+            common(&[&[ns, one], &[ns, two]]),
+            "machine.slow.latency_ns=170"
+        );
     }
 
     #[test]

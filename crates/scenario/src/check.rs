@@ -66,10 +66,7 @@ impl Scenario {
         self.check_settings()?;
         self.check_vcpus()?;
         self.check_machine()?;
-        self.workload.check(self.duration_s)?;
-        self.check_named_nodes()?;
-        self.check_oracle()?;
-        self.check_fit()?;
+        self.check_workload()?;
         check_lab(&self.lab)?;
         self.check_clock()?;
         check_sim(&self.sim)?;
@@ -78,6 +75,14 @@ impl Scenario {
         self.agent.check().map_err(|e| format!("agent.{e}"))?;
         check_provision(self)?;
         self.check_vary()
+    }
+
+    /// Checks the workload, and whether it fits machine and systems.
+    pub(crate) fn check_workload(&self) -> Result<(), String> {
+        self.workload.check(self.duration_s)?;
+        self.check_named_nodes()?;
+        self.check_oracle()?;
+        self.check_fit()
     }
 
     fn check_vcpus(&self) -> Result<(), String> {
@@ -300,11 +305,12 @@ fn check_sim(sim: &Sim) -> Result<(), String> {
     refuse_if(!is_granule, || {
         format!("sim.slow_granule_bytes = {granule}: must be a power of two from 64 to 4096")
     })?;
-    within(
-        "sim.fast_others_gbps",
-        sim.fast_others_gbps,
-        0..=BANDWIDTH_MAX_GBPS,
-    )?;
+    for (key, gbps) in [
+        ("sim.fast_others_gbps", sim.fast_others_gbps),
+        ("sim.slow_others_gbps", sim.slow_others_gbps),
+    ] {
+        within(key, gbps, 0..=BANDWIDTH_MAX_GBPS)?;
+    }
     match sim.slow_write_gbps {
         Some(gbps) => within("sim.slow_write_gbps", gbps, 1..=BANDWIDTH_MAX_GBPS),
         None => Ok(()),

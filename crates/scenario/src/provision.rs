@@ -4,7 +4,7 @@ use demeter_policy::provision::{Policy, ProvisionerKind};
 use serde::{Deserialize, Serialize};
 use strum::VariantNames;
 
-use crate::{Gups, Phase};
+use crate::{Phase, Workload};
 
 /// How memory is provisioned. `machine` then says what each VM shall own. Each node of a VM boots with the sum of both
 /// tiers, and is sized from outside before the workload starts.
@@ -152,7 +152,7 @@ impl Provision {
     }
 }
 
-/// One of several VMs. It runs the scenario's gups with its own hot set.
+/// One of several VMs. It runs the scenario's workload, if that is gups with its own hot set, or a workload of its own.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Vm {
@@ -161,21 +161,33 @@ pub struct Vm {
     /// Its share of the pools under the policy `shares`.
     #[serde(default = "one_share")]
     pub share: u32,
-    /// Size of its hot set, MiB.
-    pub hot_mib: u64,
+    /// Size of its hot set, MiB; by default the scenario's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hot_mib: Option<u64>,
     /// How its hot set changes.
     #[serde(default)]
     pub phases: Vec<Phase>,
+    /// Its own workload instead of the scenario's, for neighbours that differ.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workload: Option<Workload>,
 }
 
 impl Vm {
-    /// Its workload: the scenario's gups with its own hot set.
-    pub(crate) fn workload(&self, gups: &Gups) -> Gups {
-        Gups {
-            hot_mib: self.hot_mib,
-            phases: self.phases.clone(),
-            ..gups.clone()
+    /// Its workload in a scenario with this one.
+    pub(crate) fn workload(&self, common: &Workload) -> Workload {
+        let mut workload = self.workload.as_ref().unwrap_or(common).clone();
+        if let Workload::Gups(gups) = &mut workload
+            && self.workload.is_none()
+        {
+            gups.hot_mib = self.hot_mib.unwrap_or(gups.hot_mib);
+            gups.phases.clone_from(&self.phases);
         }
+        workload
+    }
+
+    /// Whether it has a hot set of its own.
+    pub(crate) fn has_hot_set(&self) -> bool {
+        self.hot_mib.is_some() || !self.phases.is_empty()
     }
 }
 

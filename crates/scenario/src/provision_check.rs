@@ -204,10 +204,7 @@ fn check_vms(provision: &Provision, scenario: &Scenario) -> Result<(), String> {
     refuse_if(has_balloon && vms.len() > 1, || {
         "provision.provisioners: virtio-balloon is compared in a single VM".into()
     })?;
-    let Workload::Gups(gups) = &scenario.workload else {
-        return Err("provision.vms: only gups has a hot set to vary".into());
-    };
-    for (i, vm) in vms.iter().enumerate() {
+    for (i, (vm, (_, own))) in vms.iter().zip(scenario.vms()).enumerate() {
         let Vm { name, .. } = vm;
         refuse_if(!is_plain_name(name), || {
             "provision.vms: name: 1 to 64 letters, digits, - or _".into()
@@ -218,11 +215,30 @@ fn check_vms(provision: &Provision, scenario: &Scenario) -> Result<(), String> {
         refuse_if(vm.share == 0, || {
             format!("provision.vms: {name}: share must be at least 1")
         })?;
-        Workload::Gups(vm.workload(gups))
-            .check(scenario.duration_s)
+        check_workload(vm, scenario)
+            .and_then(|()| own.check_workload())
             .map_err(|what| format!("provision.vms: {name}: {what}"))?;
     }
     Ok(())
+}
+
+/// Checks what a VM says about its workload.
+fn check_workload(vm: &Vm, scenario: &Scenario) -> Result<(), String> {
+    let is_gups = matches!(scenario.workload, Workload::Gups(_));
+    let own = vm.workload.as_ref();
+    refuse_if(vm.has_hot_set() && (own.is_some() || !is_gups), || {
+        "only the scenario's gups has a hot set to vary: remove hot_mib and phases".into()
+    })?;
+    let is_host = scenario.machine.place == MachinePlace::Host;
+    refuse_if(own.is_some() && is_host, || {
+        "a host's guests run the scenario's workload: remove workload".into()
+    })?;
+    let is_time = |workload: &Workload| matches!(workload, Workload::Memlat(_));
+    let differs = own.is_some_and(|own| is_time(own) != is_time(&scenario.workload));
+    refuse_if(differs, || {
+        "memlat has latencies and others have rates, which do not add up: use one kind of them"
+            .into()
+    })
 }
 
 #[cfg(test)]

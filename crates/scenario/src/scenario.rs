@@ -191,7 +191,7 @@ impl Default for Lab {
 pub struct Sim {
     /// The modelled processor, with its sizes and costs.
     pub cpu: Cpu,
-    /// VMs that run the workload side by side, each with the scenario's machine.
+    /// VMs that run the workload side by side, each with the scenario's machine. `provision.vms` names VMs that differ.
     pub vms: u32,
     /// Cores that all virtual CPUs share; by default each has its own.
     pub cores: Option<u32>,
@@ -208,6 +208,9 @@ pub struct Sim {
     /// Load of other programs on the fast tier, GB/s, if it were idle. They wait for each load, so that they get less
     /// of a busy tier.
     pub fast_others_gbps: u64,
+    /// The same on the slow tier.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub slow_others_gbps: u64,
     /// How the fast tier's latency grows with its load.
     pub fast_curve: Curve,
     /// How the slow tier's latency grows with its load.
@@ -248,6 +251,7 @@ impl Default for Sim {
             slow_write_gbps: None,
             slow_granule_bytes: 64,
             fast_others_gbps: 0,
+            slow_others_gbps: 0,
             fast_curve: Curve::default(),
             slow_curve: Curve::default(),
             host_thp: Thp::Always,
@@ -278,7 +282,7 @@ pub enum Cpu {
     LabHost,
 }
 
-/// Measured curves of latency under load, each of memory that is only read. The idle latency is the tier's.
+/// Measured curves of latency under load. The idle latency is the tier's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "kebab-case")]
 pub enum Curve {
@@ -291,6 +295,19 @@ pub enum Curve {
     Remote,
     /// CXL memory that is attached directly: 1.4 times at 80 %.
     Cxl,
+    /// Optane modules: 1.2 times at 80 %.
+    Optane,
+}
+
+impl Curve {
+    /// All curves.
+    pub const ALL: [Self; 5] = [
+        Self::Ddr4,
+        Self::Ddr5,
+        Self::Remote,
+        Self::Cxl,
+        Self::Optane,
+    ];
 }
 
 /// An error in a scenario.
@@ -362,9 +379,7 @@ impl Scenario {
         let own = vms.iter().zip(0u64..).map(|(vm, number)| {
             let mut scenario = self.clone();
             scenario.seed = self.seed.wrapping_add(number);
-            if let Workload::Gups(gups) = &mut scenario.workload {
-                *gups = vm.workload(gups);
-            }
+            scenario.workload = vm.workload(&self.workload);
             (vm.name.clone(), scenario)
         });
         let own: Vec<_> = own.collect();

@@ -43,6 +43,7 @@ sim.operations = 0 -> sim.operations = 0: must be at least 1
 sim.scale_bits = 10 -> sim.scale_bits = 10: must be 0 to 9
 sim.slow_granule_bytes = 96 -> must be a power of two from 64 to 4096
 sim.fast_others_gbps = 10001 -> sim.fast_others_gbps = 10001: must be 0 to 10000
+sim.slow_others_gbps = 10001 -> sim.slow_others_gbps = 10001: must be 0 to 10000
 sim.slow_write_gbps = 0 -> sim.slow_write_gbps = 0: must be 1 to 10000
 agent.epoch_ms = 9 -> agent.epoch_ms = 9 is out of bounds; give 10 to 60000
 agent.granularity_mib = 3 -> agent.granularity_mib = 3 is out of bounds; give a power of two
@@ -103,7 +104,12 @@ provision.vms = [{ name = "a", hot_mib = 1 }, { name = "a", hot_mib = 1 }] -> pr
 provision.vms = [{ name = "a/b", hot_mib = 1 }, { name = "a", hot_mib = 1 }] -> provision.vms: name: 1 to 64 letters
 provision.vms = [{ name = "a", hot_mib = 1, share = 0 }, { name = "b", hot_mib = 1 }] -> provision.vms: a: share must be at least 1
 provision.vms = [{ name = "a", hot_mib = 1 }, { name = "b", hot_mib = 360 }] -> provision.vms: b: workload.hot_mib = 360: must be below workload.size_mib = 360
-workload = { kind = "memlat", size_mib = 9, cold_mib = 9 } -> provision.vms: only gups has a hot set to vary
+workload = { kind = "memlat", size_mib = 9, cold_mib = 9 } -> only the scenario's gups has a hot set to vary: remove
+provision.vms = [{ name = "a", hot_mib = 1, workload = { kind = "btree", size_mib = 16 } }, { name = "b" }] -> provision.vms: a: only the scenario's gups has a hot set
+provision.vms = [{ name = "a", workload = { kind = "btree", size_mib = 1 } }, { name = "b" }] -> provision.vms: a: workload.size_mib = 1: must be at least 16
+provision.vms = [{ name = "a", workload = { kind = "btree", size_mib = 90000 } }, { name = "b" }] -> provision.vms: a: the workload touches 90000 MiB
+provision.vms = [{ name = "a", workload = { kind = "memlat", size_mib = 9, cold_mib = 9 } }, { name = "b" }] -> provision.vms: a: memlat has latencies
+provision.vms = [{ name = "a", workload = { kind = "bush" } }, { name = "b" }] -> unknown variant `bush`
 provision.crashes = { cycles = 0, recovery_s = 60 } -> provision.crashes.cycles = 0: must be 1 to 100000
 provision.crashes = { cycles = 1, recovery_s = 60 } -> provision.crashes: needs provisioners = ["demeter-balloon"], no resize_cycle, no vms
 provision.soak = { round_s = 0, resize_s = 1 } -> provision.soak.round_s = 0: must be at least 1

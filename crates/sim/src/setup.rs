@@ -50,8 +50,8 @@ const SCALE_MAX: u32 = 6;
 #[derive(Debug, Clone)]
 pub(crate) struct WorldSetup {
     pub(crate) cpu: CpuModel,
-    /// Misses of the program that a core has in flight at once.
-    in_flight: u32,
+    /// The workload of each VM; one for all VMs that are alike.
+    workloads: Vec<Workload>,
     /// A base page and an access stand for `2^k` real ones.
     pub(crate) k: u32,
     pub(crate) tiers: [TierModel; 2],
@@ -75,8 +75,6 @@ pub(crate) struct WorldSetup {
     cores: usize,
     /// Total operations of all VMs, if the work is fixed.
     operations: Option<u64>,
-    /// Times at which the hot set changes, known to the oracle.
-    hot_changes_s: Vec<u64>,
     /// Address space that a program reserves before each of its mappings.
     reserved: ByteCount,
     /// Translation mode of reserved memory.
@@ -98,8 +96,16 @@ impl WorldSetup {
                 "firmware without HMAT (machine.hmat = false)",
             ));
         }
-        if let Some(key) = scenario.workload.lab_only() {
+        let vms = scenario.vms().into_iter();
+        let workloads: Vec<Workload> = vms.map(|(_, vm)| vm.workload).collect();
+        if let Some(key) = workloads.iter().find_map(Workload::lab_only) {
             return Err(SimError::NoModelOf(key));
+        }
+        let overlaps = |pair: &[Workload]| pair[0].in_flight() != pair[1].in_flight();
+        if scenario.sim.cores.is_some() && workloads.windows(2).any(overlaps) {
+            return Err(SimError::NoModelOf(
+                "VMs with different workload.in_flight on the same cores (sim.cores)",
+            ));
         }
         provision::check(scenario)?;
         let machine = &scenario.machine;
@@ -127,7 +133,7 @@ impl WorldSetup {
         let usable = [&machine.fast, &machine.slow].map(|t| ByteCount(t.usable_mib * MIB));
         let setup = Self {
             cpu,
-            in_flight: scenario.workload.in_flight(),
+            workloads,
             k: match scenario.sim.scale_bits {
                 Some(bits) => bits,
                 None => scale_for(scenario)?,
@@ -145,7 +151,7 @@ impl WorldSetup {
                     scenario.sim.slow_write_gbps,
                     scenario.sim.slow_granule_bytes,
                     scenario.sim.slow_curve,
-                    0,
+                    scenario.sim.slow_others_gbps,
                 ),
             ],
             usable,
@@ -164,7 +170,6 @@ impl WorldSetup {
             agent: agent_settings(scenario, dilation),
             cores: cores_of(scenario) as usize,
             operations: scenario.sim.operations,
-            hot_changes_s: scenario.workload.hot_changes_s(),
             reserved: ByteCount(scenario.sim.reserve_mib * MIB),
             translation: scenario.sim.translation,
             settings: None,
@@ -291,7 +296,8 @@ impl WorldSetup {
             let mut vm = Vm::new(self.hardware(i as u32), guest, backing, manager, program);
             vm.share = self.operations;
             if needs.keeps_hot_set {
-                let changes_s = std::iter::once(&0).chain(&self.hot_changes_s);
+                let changes_s = self.workload(i as u32).hot_changes_s();
+                let changes_s = std::iter::once(0).chain(changes_s);
                 let hot = changes_s.flat_map(|s| vm.program.hot(s * 1_000_000_000));
                 vm.guest.promise(union(hot.collect()));
             }
@@ -300,10 +306,7 @@ impl WorldSetup {
         let vms = vms.into_iter().enumerate().map(vm).collect();
         let host = Host {
             machine: Machine {
-                cores: vec![
-                    Core::new(&self.cpu, self.page_bits()).overlapping(self.in_flight);
-                    self.cores
-                ],
+                cores: (0..self.cores as u32).map(|core| self.core(core)).collect(),
                 memory: Memory::new(&self.cpu, self.tiers, fast_end),
             },
             hypervisor,
@@ -365,6 +368,17 @@ impl WorldSetup {
         nodes(self.usable)
     }
 
+    /// The workload of a VM.
+    fn workload(&self, vm: u32) -> &Workload {
+        &self.workloads[vm as usize % self.workloads.len()]
+    }
+
+    /// A core, with as many misses in flight as the programs on it have.
+    fn core(&self, core: u32) -> Core {
+        let in_flight = self.workload(core / self.vcpus).in_flight();
+        Core::new(&self.cpu, self.page_bits()).overlapping(in_flight)
+    }
+
     fn hardware(&self, vm: u32) -> Hardware {
         let vcpus = self.vcpus as usize;
         Hardware {
@@ -419,10 +433,14 @@ fn scale_for(scenario: &Scenario) -> Result<u32, SimError> {
     let cores = u64::from(cores_of(scenario));
     let mut accesses = scenario.duration_s * 1_000_000_000 / ACCESS_NS * cores;
     if let Some(operations) = scenario.sim.operations {
-        let each = accesses_per_operation(&scenario.workload)
-            .map_err(|e| SimError::Workload(e.to_string()))?;
+        let vms = scenario.vms();
+        let each = vms
+            .iter()
+            .map(|(_, vm)| accesses_per_operation(&vm.workload));
+        let each = each.collect::<Result<Vec<u64>, _>>();
+        let each = each.map_err(|e| SimError::Workload(e.to_string()))?;
         let all = operations.saturating_mul(vms_of(scenario).into());
-        accesses = accesses.min(all.saturating_mul(each));
+        accesses = accesses.min(all.saturating_mul(each.into_iter().max().unwrap_or(1)));
     }
     let scale = (0..SCALE_MAX).find(|k| accesses >> k <= ACCESSES_WANTED);
     Ok(scale.unwrap_or(SCALE_MAX))

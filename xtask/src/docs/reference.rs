@@ -1,6 +1,6 @@
 //! Pages with the keys of the TOML files, generated from the Rust types.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::fmt::Write;
 
 use anyhow::Context;
@@ -95,6 +95,7 @@ fn text(source: &Source, subject: &Subject) -> anyhow::Result<String> {
     let mut sections = Sections {
         source,
         waiting: VecDeque::new(),
+        described: BTreeSet::new(),
     };
     sections.add(String::new(), source.root(subject.krate, subject.root)?);
     while let Some((paths, found)) = sections.waiting.pop_front() {
@@ -107,6 +108,8 @@ fn text(source: &Source, subject: &Subject) -> anyhow::Result<String> {
 struct Sections<'a> {
     source: &'a Source,
     waiting: VecDeque<(Vec<String>, Found<'a, ItemStruct>)>,
+    /// Types whose kinds have sections already.
+    described: BTreeSet<String>,
 }
 
 impl<'a> Sections<'a> {
@@ -196,7 +199,9 @@ impl<'a> Sections<'a> {
         }
         if let Some(found) = self.source.find_enum(of.file, &name) {
             if serde(&found.item.attrs, "tag")?.is_some() {
-                self.tagged(path, &found)?;
+                if self.described.insert(name) {
+                    self.tagged(path, &found)?;
+                }
                 return Ok("table by `kind`".into());
             }
             write!(values, "\n`{key}` is one of\n\n")?;

@@ -11,8 +11,10 @@ const CELL_HEIGHT: f64 = 30.0;
 const CELL_WIDTH_MAX: f64 = 96.0;
 /// Space above the cells for the name of the vertical setting.
 const HEAD: f64 = 24.0;
-/// Space below the cells for the values and name of the horizontal setting.
-const FOOT: f64 = 42.0;
+/// Space below the cells for the values of the horizontal setting, on two lines, and its name.
+const FOOT: f64 = 56.0;
+/// Height of a line of these values.
+const LINE: f64 = 14.0;
 
 /// A figure at each point of two settings.
 pub(crate) struct Heat {
@@ -101,18 +103,30 @@ impl Heat {
         svg.finish()
     }
 
-    /// Draws as many of the values as fit, and their setting's name below.
+    /// Draws the values, in turn on two lines if they do not fit on one, and their setting's name below. A value that would
+    /// cover another is left out.
     fn draw_columns(&self, svg: &mut Svg, left: f64, cell: f64, bottom: f64) {
-        let mut free_from = f64::NEG_INFINITY;
-        for (column, label) in self.x.1.iter().enumerate() {
+        let labels = &self.x.1;
+        let half = |label: &String| label.chars().count() as f64 * CHAR_WIDTH / 2.0;
+        let fit = labels
+            .windows(2)
+            .all(|two| half(&two[0]) + half(&two[1]) <= cell);
+        let lines = if fit { 1 } else { 2 };
+        let mut free_from = [f64::NEG_INFINITY; 2];
+        for (column, label) in labels.iter().enumerate() {
             let x = left + (column as f64 + 0.5) * cell;
-            let half = label.chars().count() as f64 * CHAR_WIDTH / 2.0;
-            if x - half >= free_from {
-                svg.text("tick middle", (x, bottom + 17.0), label);
-                free_from = x + half;
+            let line = column % lines;
+            if x - half(label) >= free_from[line] {
+                let y = bottom + 17.0 + line as f64 * LINE;
+                svg.text("tick middle", (x, y), label);
+                free_from[line] = x + half(label);
             }
         }
-        svg.text("note", (left, bottom + 36.0), &format!("{} →", self.x.0));
+        svg.text(
+            "note",
+            (left, bottom + FOOT - 6.0),
+            &format!("{} →", self.x.0),
+        );
     }
 }
 
@@ -165,6 +179,22 @@ mod tests {
         assert_eq!(shades(&[2.0], false).step(2.0), 4);
         assert_eq!(shades(&[-f64::MAX, f64::MAX], false).step(f64::MAX), 8);
         assert_eq!(Shades::over([].into_iter(), false), None);
+    }
+
+    /// Names of programs that do not fit side by side under narrow cells.
+    #[test]
+    fn every_column_has_its_label() {
+        let names = ["graph500", "liblinear", "pagerank", "silo"].map(String::from);
+        let heat = Heat {
+            title: "t".into(),
+            x: ("workload".into(), names.to_vec()),
+            y: ("system".into(), vec!["demeter".into()]),
+            cells: vec![vec![Some(1.0); 4]],
+        };
+        let svg = heat.plot(&shades(&[1.0], false), 77.0 + 4.0 * 74.0);
+        for name in names {
+            assert!(svg.contains(&format!(">{name}</text>")), "{name}: {svg}");
+        }
     }
 
     #[test]

@@ -279,6 +279,11 @@ impl Guest {
         ByteCount(u64::from(self.nodes[node as usize].usable()) << self.page_bits)
     }
 
+    /// Bytes that `move_pages` can use of the fast node. It allocates as a program does that must have this node.
+    pub(crate) fn allocatable(&self) -> ByteCount {
+        ByteCount(u64::from(self.nodes[0].allocatable()) << self.page_bits)
+    }
+
     /// Bytes that promotions can use before they must wait for reclaim.
     pub(crate) fn promotable(&self) -> ByteCount {
         ByteCount(u64::from(self.nodes[0].promotable()) << self.page_bits)

@@ -119,6 +119,13 @@ impl Node {
             .saturating_sub(self.part(self.watermarks.low_milli))
     }
 
+    /// Number of free frames above the watermark that no allocation of a program goes below (`min`). In Linux `low` is a
+    /// quarter above it.
+    pub(crate) fn allocatable(&self) -> u32 {
+        let min = self.part(self.watermarks.low_milli * 4 / 5);
+        self.free().saturating_sub(min)
+    }
+
     /// Number of free frames above the watermark of promotions.
     pub(crate) fn promotable(&self) -> u32 {
         self.free()

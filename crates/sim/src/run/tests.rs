@@ -452,6 +452,40 @@ fn the_whole_hot_set_of_many_vms_is_all_and_not_more() {
     assert_eq!(result.hot_in_fast_final, Some(1.0));
 }
 
+/// Two VMs with their own programs: each runs its own at the speed that it has alone, whichever comes first.
+#[test]
+fn neighbours_run_their_own_programs() {
+    let gups = "{ name = \"gups\", hot_mib = 16 }";
+    let btree = "{ name = \"btree\", workload = { kind = \"btree\", size_mib = 128 } }";
+    let run = |vms: [&str; 2], system| {
+        let mut scenario = scenario(1, "scale_bits = 6");
+        let text = format!("provisioners = [\"static\"]\nvms = [{}]", vms.join(", "));
+        scenario.provision = Some(toml::from_str(&text).unwrap());
+        scenario.check().unwrap();
+        super::run(&scenario, system, 1, &|_| Ok(())).unwrap()
+    };
+    let rate = |result: &SystemResult, name: &str| {
+        let vm = result.workloads.iter().find(|vm| vm.name == name);
+        vm.unwrap().speed.as_ref().unwrap().mean.unwrap()
+    };
+    let (one, other) = (
+        run([gups, btree], System::None),
+        run([btree, gups], System::None),
+    );
+    let twice = run([btree, &btree.replacen("btree", "again", 1)], System::None);
+    for name in ["gups", "btree"] {
+        let ratio = rate(&one, name) / rate(&other, name);
+        assert!((0.98..1.02).contains(&ratio), "{name}: {ratio}");
+    }
+    let beside = rate(&one, "btree") / rate(&twice, "btree");
+    assert!((0.95..1.05).contains(&beside), "{beside}");
+    assert!(rate(&one, "gups") > 1.5 * rate(&one, "btree"), "{one:?}");
+    // The oracle knows each program's hot set.
+    let gups_twice = gups.replace("\"gups\"", "\"again\"");
+    let oracle = run([gups, &gups_twice], System::Oracle);
+    assert_eq!(oracle.hot_in_fast_final, Some(1.0));
+}
+
 #[test]
 fn equal_vms_share_cores_evenly() {
     let throughput = |sim: &str| {

@@ -12,7 +12,8 @@
 //! and never fades. Scores fall into 20 bins. A bin's width follows from 100 scores taken at random. It is twice
 //! the spread of their inner half, over the cube root of the number of known pages. It is doubled if known pages are more
 //! than 0.7 times those that wait for promotion, else halved. A page of slow memory that reaches the top bin is queued at once. A thread moves up to 4,096 pages
-//! a call. Reclaim demotes. Each second it is switched on if less was demoted than promoted, else off.
+//! a call. Reclaim demotes. Each second it is switched on if less was demoted than promoted, else off. So promotions come first: `move_pages`
+//! goes down to the lowest watermark.
 //!
 //! The model takes the program's wait for slow memory, walks aside, for the stall that the authors compute. Cycles are those
 //! of their processor (assumed: 2.2 GHz). Of pages that a base page stands for each has its part of the score. Samples are taken up each
@@ -200,7 +201,7 @@ impl Pact {
     fn promote(&mut self, guest: &mut Guest, actor: &mut Actor<'_>) {
         let until_ps = actor.now_ps() + WINDOW_PS;
         while actor.now_ps() < until_ps && !self.queue.is_empty() {
-            let (mut room, mut real) = (guest.promotable().0, 0);
+            let (mut room, mut real) = (guest.allocatable().0, 0);
             let mut batch = vec![];
             while real < BATCH
                 && let Some(&at) = self.queue.front()
