@@ -54,7 +54,7 @@ pub struct Ledger {
     pub accounts: BTreeMap<VmName, Account>,
     /// The reason for each hostile mark. Each marked VM has an account.
     pub marks: BTreeMap<VmName, String>,
-    /// What people set for VMs over the API.
+    /// Settings of VMs that were made over the API.
     pub settings: Settings,
 }
 

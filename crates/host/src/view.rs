@@ -251,7 +251,7 @@ pub struct EventView {
     pub time_ms: u64,
     /// The VM that the event is about.
     pub vm: Option<String>,
-    /// Who asked for it, if somebody did: a client of the API, SIGHUP, libvirt or a policy.
+    /// The origin of the request, if there was one: a client of the API, SIGHUP, libvirt or a policy.
     #[serde(default)]
     pub by: Option<String>,
     /// Description for people.

@@ -9,7 +9,7 @@ use demeter_host::controller::PoolName;
 use super::client::Client;
 use crate::output;
 
-/// What to do with a VM.
+/// An action on a VM.
 #[derive(clap::Subcommand)]
 pub enum Command {
     /// Manage the VMs of a file, too

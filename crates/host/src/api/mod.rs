@@ -108,7 +108,7 @@ pub enum Change {
     Setting {
         /// The VM.
         vm: VmName,
-        /// What to do.
+        /// The action.
         asked: Asked,
         /// Whether it may be removed while it runs.
         may_run: bool,

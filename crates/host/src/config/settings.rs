@@ -61,7 +61,7 @@ impl VmChange {
     }
 }
 
-/// What a person set for one VM.
+/// A person's setting for one VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Setting {
@@ -73,7 +73,7 @@ pub enum Setting {
     Removed,
 }
 
-/// What a person asks for a VM.
+/// A person's request for a VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Asked {
     /// Manage this VM, too.
@@ -97,12 +97,12 @@ impl Settings {
         self.0.is_empty()
     }
 
-    /// What is set for a VM.
+    /// The setting of a VM, if there is one.
     pub fn get(&self, name: &VmName) -> Option<&Setting> {
         self.0.get(name)
     }
 
-    /// Records what a person asks for a VM. `has_source` is whether the file or libvirt has it.
+    /// Records a request for a VM. `has_source` is whether the file or libvirt has it.
     pub fn record(&mut self, name: &VmName, asked: Asked, has_source: bool) {
         let setting = match (asked, self.0.remove(name)) {
             (Asked::Add(vm), _) => Some(Setting::Added(vm)),

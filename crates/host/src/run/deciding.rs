@@ -69,7 +69,7 @@ pub(super) struct Deciding {
     /// The configuration of the file, and the file.
     file: Config,
     source: PathBuf,
-    /// What people set over the API, and which of it cannot be used.
+    /// Settings made over the API, and those that cannot be used with the file, with the reason.
     settings: Settings,
     unused: BTreeMap<VmName, String>,
     known: BTreeMap<VmName, Known>,

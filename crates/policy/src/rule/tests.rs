@@ -181,7 +181,7 @@ fn exchanges_that_do_not_fit_an_epoch_go_on_in_the_next_one() {
 }
 
 #[test]
-fn exchanges_that_are_too_dear_as_yet_promise_something_and_even_use_promises_nothing() {
+fn exchanges_that_cost_too_much_as_yet_promise_something_and_even_use_promises_nothing() {
     let promise_after = |of_slow: u32| {
         let mut world = World::new(&[(1, 4, 4)], 0);
         for direction in [Direction::Promotion, Direction::Demotion] {

@@ -43,9 +43,9 @@ fn asked() -> impl Strategy<Value = Asked> {
 }
 
 proptest! {
-    /// The order of precedence, and that every difference is told.
+    /// The order of precedence, and that every difference is shown.
     #[test]
-    fn a_setting_precedes_the_file_and_each_difference_is_told(
+    fn a_setting_precedes_the_file_and_each_difference_is_shown(
         shares in prop::collection::btree_set(100..900_u32, 0..3),
         steps in prop::collection::vec((0..NAMES.len(), asked()), 0..12),
     ) {

@@ -34,7 +34,7 @@ pub(super) fn tell(log: &EventLog, pool: &PoolName, entry: LogEntry, by: Option<
         None => format!("{}{}", of_pool(pool), entry.what),
     };
     let about = vm.as_deref().unwrap_or("host");
-    // Nobody asks for the others.
+    // All other entries happen without a request.
     let by = by.filter(|_| matches!(entry.what, What::Desired(_) | What::Forgiven));
     match by {
         Some(by) => tracing::info!("{about}: {what}; asked by {by}"),

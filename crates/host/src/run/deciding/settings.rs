@@ -15,7 +15,7 @@ use crate::run::check_descriptors;
 use crate::view::SettingView;
 
 impl Deciding {
-    /// Does what a person asks for a VM: all of it, or nothing and the reason.
+    /// Carries out a request for a VM: all of it, or nothing with the reason.
     pub(super) fn set(
         &mut self,
         name: &VmName,
@@ -165,7 +165,7 @@ impl Deciding {
         })
     }
 
-    /// What people set over the file, for people.
+    /// Settings that take precedence over the file, for people.
     pub(super) fn settings_view(&self) -> Vec<SettingView> {
         let policy = self.policy_chosen && self.policy != self.file.policy;
         let policy = policy.then(|| SettingView {

@@ -63,7 +63,7 @@ fn participant() {
     }
     for number in 0..VMS {
         // SAFETY: the child uses this thread and its memory only. glibc keeps its allocator sound
-        // over a fork, and no other thread of this test holds a lock that the child takes.
+        // over a fork. No other thread of this test holds a lock that the child takes.
         if unsafe { libc::fork() } == 0 {
             die_with_parent();
             be_a_vm(&folder.join(number.to_string()));
