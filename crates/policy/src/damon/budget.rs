@@ -3,8 +3,8 @@
 //! # Properties
 //! - In any time t the CPU time is at most the share times t, plus the savings, plus one round.
 //! - While nothing is new, a calm agent spends its reduced share, and the savings fill up.
-//! - In any time t looks cost at most what moves earn, an eighth of what exchanges promise, the reduced share, and the
-//!   share times [`LEARNS`] times log t together.
+//! - In any time t looks cost at most the sum of what moves earn, an eighth of what exchanges promise, the reduced share,
+//!   and the share times [`LEARNS`] times log t.
 
 use std::time::Duration;
 

@@ -392,7 +392,11 @@ impl<S: Strategy> Engine<S> {
         Prospect {
             is_calm: self.pause_epochs() > 1 && !balance.is_falling,
             earned: balance.income_ns as f64 * 1e-9,
-            promised: balance.promise_ns as f64 * 1e-9,
+            // While nothing is accessed no plan is made, and the last one's promise is void.
+            promised: match self.ranking.is_empty() {
+                true => 0.0,
+                false => balance.promise_ns as f64 * 1e-9,
+            },
         }
     }
 

@@ -103,6 +103,21 @@ fn an_agent_is_calm_until_moved_memory_earns_less_than_before() {
 }
 
 #[test]
+fn idle_memory_promises_nothing() {
+    let mut script = hot_set(100, 300, 350..400, 40);
+    script.batch_mib = 0;
+    let mut plain = hardware(&script);
+    run(&mut plain, &script.epochs);
+    assert!(plain.engine.prospect().promised > 0.0);
+    let idle = EpochScript {
+        grown: 0,
+        samples: vec![],
+    };
+    run(&mut plain, &vec![idle; 60]);
+    assert_eq!(plain.engine.prospect().promised, 0.0);
+}
+
+#[test]
 fn an_agent_that_only_observes_moves_nothing() {
     let mut script = hot_set(100, 300, 350..400, 40);
     script.batch_mib = 0;
