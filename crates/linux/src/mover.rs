@@ -15,7 +15,7 @@
 //! collapsed, because that would move these pages, too.
 //!
 //! # Properties
-//! - Pages that are reported as moved lie in the other tier: they were looked up afterwards.
+//! - Pages that are reported as moved lie in the other tier: the kernel has named their node afterwards.
 //! - Only the requested pages move.
 
 use std::collections::BTreeMap;
@@ -119,26 +119,53 @@ impl Mover {
                 return Ok((placements, reasons));
             }
         }
+        let mut spreads = BTreeMap::new();
         for part in rest.chunks(BLOCKS_PER_CALL) {
-            self.addresses.clear();
-            self.addresses
-                .extend(part.iter().copied().flat_map(pages_of));
-            self.keep_those_to_leave(pages, pid, (level, direction))?;
-            self.states.clear();
-            pages.migrate(pid, &self.addresses, to, &mut self.states)?;
+            let moved = self.migrate_pages(pages, (level, direction), to, pid, part)?;
+            spreads.extend(part.iter().copied().zip(moved));
         }
         if rest.len() * 2 > blocks.len() {
             self.small_batches
                 .insert(pid, small_batches.saturating_add(1));
         }
-        let mut placements = self.prober.look(pages, pid, space, blocks)?;
-        for (block, placement) in blocks.iter().zip(&mut placements) {
-            // A single small page may have stayed behind.
-            if rest.contains(block) {
-                *placement = self.prober.look_closely(pages, pid, *block)?;
-            }
+        let mut whole = blocks.to_vec();
+        whole.retain(|block| !spreads.contains_key(block));
+        let placements = self.prober.look(pages, pid, space, &whole)?;
+        spreads.extend(whole.into_iter().zip(placements));
+        Ok((blocks.iter().map(|block| spreads[block]).collect(), reasons))
+    }
+
+    /// Moves all pages of these blocks one by one. The kernel reports each page's node, except where one did not move:
+    /// there the block is looked up again.
+    fn migrate_pages(
+        &mut self,
+        pages: &mut dyn Pages,
+        way: (Level, Direction),
+        to: NodeId,
+        pid: Pid,
+        blocks: &[Block],
+    ) -> Result<Vec<Spread>, PagesError> {
+        self.addresses.clear();
+        self.addresses
+            .extend(blocks.iter().copied().flat_map(pages_of));
+        self.keep_those_to_leave(pages, pid, way)?;
+        let mut after = std::mem::take(&mut self.states);
+        pages.migrate(pid, &self.addresses, to, &mut self.states)?;
+        let tiers = &self.tiers;
+        let left = |state: &&mut PageState| is_to_leave(tiers, way, state);
+        for (state, moved) in after.iter_mut().filter(left).zip(&self.states) {
+            *state = *moved;
         }
-        Ok((placements, reasons))
+        let by_block = after.chunks(PAGES_PER_BLOCK as usize);
+        let stayed = |state: &PageState| is_to_leave(tiers, way, state);
+        let spreads = blocks.iter().zip(by_block).map(|(&block, states)| {
+            let is_failed = |state: &PageState| matches!(state, PageState::Failed(_));
+            match states.iter().any(|state| is_failed(state) || stayed(state)) {
+                true => self.prober.look_closely(pages, pid, block),
+                false => Ok(self.prober.spread(states, 1)),
+            }
+        });
+        spreads.collect()
     }
 
     /// Blocks that have almost no holes and no page on another node of the tier of `to`.
@@ -176,7 +203,7 @@ impl Mover {
     }
 
     /// Keeps addresses of pages that must leave their tier. Other pages would break the kernel's batching, or leave a
-    /// node where they may stay.
+    /// node where they may stay. `states` has the states of all pages afterwards.
     fn keep_those_to_leave(
         &mut self,
         pages: &mut dyn Pages,
@@ -187,12 +214,15 @@ impl Mover {
         pages.locate(pid, &self.addresses, &mut self.states)?;
         let mut states = self.states.iter();
         let tiers = &self.tiers;
-        self.addresses.retain(|_| match states.next() {
-            Some(PageState::On(node)) => leaves(tiers, way, *node),
-            _ => false,
-        });
+        let mut leaves = || states.next().is_some_and(|s| is_to_leave(tiers, way, s));
+        self.addresses.retain(|_| leaves());
         Ok(())
     }
+}
+
+/// Whether a page must move.
+fn is_to_leave(tiers: &Tiers, way: (Level, Direction), state: &PageState) -> bool {
+    matches!(state, PageState::On(node) if leaves(tiers, way, *node))
 }
 
 /// Whether memory on this node must move.

@@ -140,7 +140,7 @@ impl Prober {
     }
 
     /// Sums states, each of which represents `weight` pages.
-    fn spread(&self, states: &[PageState], weight: u64) -> Spread {
+    pub(crate) fn spread(&self, states: &[PageState], weight: u64) -> Spread {
         let mut spread = Spread::default();
         for state in states {
             if let PageState::On(node) = state

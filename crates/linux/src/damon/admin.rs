@@ -4,8 +4,10 @@
 //! unused, and hold a lock on the file of that number. Other instances see the lock. Settings like ours without the
 //! lock were left by an instance that was killed.
 
+use std::fmt::Display;
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -61,7 +63,8 @@ struct Claim(Ownership);
 pub struct Kdamond {
     dir: PathBuf,
     claim: Arc<Claim>,
-    /// The contents of its files.
+    /// Whether region files may stay open.
+    keeps_files: bool,
     targets: Mutex<Vec<Target>>,
 }
 
@@ -70,7 +73,43 @@ pub struct Kdamond {
 #[derive(Debug)]
 struct Target {
     pid: Pid,
-    regions: Vec<VirtRange>,
+    regions: Vec<RegionFiles>,
+}
+
+/// The files of a region.
+#[derive(Debug, Default)]
+struct RegionFiles {
+    /// Their contents; `None` if unknown.
+    range: Option<VirtRange>,
+    /// Both files, start first, if they stay open.
+    open: Option<[File; 2]>,
+}
+
+impl RegionFiles {
+    /// Writes a range to the files in `dir`. With `keep` the files stay open.
+    fn set(&mut self, dir: &Path, range: VirtRange, keep: bool) -> Result<(), DamonError> {
+        let before = self.range.take();
+        let files = match self.open.take() {
+            Some(files) => files,
+            None => [open(&dir.join("start"))?, open(&dir.join("end"))?],
+        };
+        let is_before = |value: fn(&VirtRange) -> GuestVirtAddr| {
+            before.as_ref().map(value) == Some(value(&range))
+        };
+        let values = [
+            ("start", range.start(), is_before(VirtRange::start)),
+            ("end", range.end(), is_before(VirtRange::end)),
+        ];
+        for (file, (name, value, is_before)) in files.iter().zip(values) {
+            if !is_before {
+                let written = file.write_all_at(line(value.0).as_bytes(), 0);
+                written.map_err(|source| io_error("write to", &dir.join(name), source))?;
+            }
+        }
+        self.range = Some(range);
+        self.open = keep.then_some(files);
+        Ok(())
+    }
 }
 
 /// Reverts changes of DAMON that a killed instance has left. Returns a line for each.
@@ -187,7 +226,9 @@ impl Kdamond {
         }
         ownership.free(statistic)?;
         let claim = Arc::new(ownership.add(kdamonds)?);
+        let keeps_files = allow_open_files();
         let kdamond = |index: usize| Self {
+            keeps_files,
             dir: claim.0.dir.join(index.to_string()),
             claim: claim.clone(),
             targets: Mutex::default(),
@@ -227,7 +268,7 @@ impl Kdamond {
         let wanted: Vec<_> = regions.chunk_by(|a, b| a.0 == b.0).collect();
         let kept = targets.iter().zip(&wanted);
         let kept: usize = kept.map(|(t, w)| t.regions.len().max(w.len())).sum();
-        if targets.len() != wanted.len() || kept > 2 * regions.len() + SPARE {
+        if targets.len() != wanted.len() || kept > REGIONS_PER_BLOCK_MAX * regions.len() + SPARE {
             // The kernel creates all targets again, without regions.
             self.set(&format!("{TARGETS_DIR}/nr_targets"), wanted.len())?;
             targets.clear();
@@ -259,7 +300,10 @@ impl Kdamond {
         // DAMON splits regions while there are fewer than half of the maximum. It merges them up to the size of all
         // memory divided by the minimum number; since Linux 7 it also splits larger ones. This size is between one and
         // two blocks here.
-        let all = || targets.iter().flat_map(|target| &target.regions);
+        let all = || {
+            let regions = targets.iter().flat_map(|target| &target.regions);
+            regions.filter_map(|region| region.range)
+        };
         let (count, bytes) = (all().count(), all().map(|r| r.len().0).sum::<u64>());
         let least = (bytes / BLOCK_SIZE).max(REGIONS_MIN as u64);
         self.set(&format!("{REGIONS_DIR}/max"), (count as u64).max(least))?;
@@ -272,31 +316,23 @@ impl Kdamond {
     fn write_regions(
         &self,
         dir: &str,
-        there: &mut Vec<VirtRange>,
+        there: &mut Vec<RegionFiles>,
         wanted: &[(Pid, VirtRange)],
         count: usize,
     ) -> Result<(), DamonError> {
-        let is_new = there.len() < count;
-        if is_new {
+        if there.len() < count {
             self.set(&format!("{dir}/nr_regions"), count)?;
+            there.clear();
+            there.resize_with(count, RegionFiles::default);
         }
-        let count = there.len().max(count);
-        let fillers = (wanted.len()..count).map(filler);
-        let all: Vec<_> = wanted
-            .iter()
-            .map(|&(_, range)| range)
-            .chain(fillers)
-            .collect();
-        for (index, range) in all.iter().enumerate() {
-            let before = there.get(index).filter(|_| !is_new);
-            if before.map(|range| range.start()) != Some(range.start()) {
-                self.set(&format!("{dir}/{index}/start"), range.start().0)?;
-            }
-            if before.map(|range| range.end()) != Some(range.end()) {
-                self.set(&format!("{dir}/{index}/end"), range.end().0)?;
+        let fillers = (wanted.len()..there.len()).map(filler);
+        let ranges = wanted.iter().map(|&(_, range)| range).chain(fillers);
+        let dir = self.dir.join(dir);
+        for ((index, files), range) in there.iter_mut().enumerate().zip(ranges) {
+            if files.range != Some(range) {
+                files.set(&dir.join(index.to_string()), range, self.keeps_files)?;
             }
         }
-        *there = all;
         Ok(())
     }
 
@@ -343,7 +379,11 @@ impl Kdamond {
     }
 }
 
-/// Fillers that are allowed beyond one per region. The kernel scans fillers, too.
+/// The most regions that a kdamond keeps per region to monitor. The kernel visits fillers, too, but they have no page to
+/// look at.
+pub const REGIONS_PER_BLOCK_MAX: usize = 4;
+
+/// Fillers that are allowed beyond these.
 const SPARE: usize = 16;
 
 /// Start of the fillers: above all user memory, so that they sort last and have no pages.
@@ -431,12 +471,10 @@ fn read(path: &Path) -> Result<String, DamonError> {
 fn write(path: &Path, value: &str) -> Result<(), DamonError> {
     let mut result = Ok(());
     for _ in 0..BUSY_RETRIES {
-        // Not fs::write, which would create a missing file.
         result = File::options()
             .write(true)
-            .truncate(true)
             .open(path)
-            .and_then(|mut file| io::Write::write_all(&mut file, value.as_bytes()));
+            .and_then(|file| file.write_all_at(line(value).as_bytes(), 0));
         match &result {
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
                 std::thread::sleep(BUSY_WAIT);
@@ -445,6 +483,40 @@ fn write(path: &Path, value: &str) -> Result<(), DamonError> {
         }
     }
     result.map_err(|source| io_error(&format!("write {value:?} to"), path, source))
+}
+
+/// Opens a file for writing. A missing file is not created.
+fn open(path: &Path) -> Result<File, DamonError> {
+    let file = File::options().write(true).open(path);
+    file.map_err(|source| io_error("open", path, source))
+}
+
+/// A value as a line, which ends it whatever follows: sysfs needs no truncation, which costs time.
+fn line(value: impl Display) -> String {
+    format!("{value}\n")
+}
+
+/// Limit of open files at which all region files can stay open: two for each region of all kdamonds, and as many again.
+const OPEN_FILES: libc::rlim_t = 32_768;
+
+/// Raises this process's limit of open files for region files. Returns whether it suffices.
+fn allow_open_files() -> bool {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: both calls get a valid structure that outlives them.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) != 0 {
+            return false;
+        }
+        if limit.rlim_cur >= OPEN_FILES {
+            return true;
+        }
+        limit.rlim_cur = OPEN_FILES;
+        limit.rlim_max = limit.rlim_max.max(OPEN_FILES);
+        libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) == 0
+    }
 }
 
 pub(super) fn io_error(what: &str, path: &Path, source: io::Error) -> DamonError {

@@ -5,7 +5,7 @@ mod aggregations;
 mod left;
 mod owner;
 
-pub use admin::{Kdamond, Statistic, clean_up, is_filler};
+pub use admin::{Kdamond, REGIONS_PER_BLOCK_MAX, Statistic, clean_up, is_filler};
 pub use aggregations::{Aggregations, Format, Reported, Tracepoint};
 pub use owner::Owner;
 

@@ -109,69 +109,86 @@ fn after(now: Duration, seconds: f64) -> Duration {
     now.saturating_add(later)
 }
 
-/// Measured prices, averaged over all passes, so that a pass's fixed cost is included in proportion.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Prices {
-    /// Cost of the cheapest pass so far, an upper bound of a pass's fixed cost.
-    pass_s: f64,
-    looked_s: f64,
-    looks: f64,
-    set_s: f64,
-    set: f64,
+/// A price per unit, measured by passes that cost a fixed time as well.
+///
+/// It is the slope from the cheapest pass to the mean of all. The cheapest one itself counts as if it had no fixed cost,
+/// so passes of equal size yield their mean.
+#[derive(Debug, Clone, Copy, Default)]
+struct Price {
+    passes: f64,
+    spent_s: f64,
+    units: f64,
+    /// CPU time and units of the cheapest pass.
+    cheapest: Option<(f64, f64)>,
 }
 
-impl Default for Prices {
-    /// The highest known prices, with the weight of one measurement.
-    fn default() -> Self {
-        let (look, set) = HIGHEST_PRICES;
-        Self {
-            pass_s: f64::INFINITY,
-            looked_s: look.as_secs_f64(),
-            looks: 1.0,
-            set_s: set.as_secs_f64(),
-            set: 1.0,
-        }
+impl Price {
+    fn add(&mut self, spent: Duration, units: u64) {
+        let pass = (spent.as_secs_f64(), units as f64);
+        self.passes += 1.0;
+        self.spent_s += pass.0;
+        self.units += pass.1;
+        self.cheapest = match self.cheapest {
+            Some(cheapest) if cheapest.0 <= pass.0 => Some(cheapest),
+            _ => Some(pass),
+        };
     }
+
+    /// CPU time of one unit, seconds; `guess` counts as one more measured unit.
+    fn unit_s(&self, guess: Duration) -> f64 {
+        let (least_s, least) = self.cheapest.unwrap_or_default();
+        let others = self.passes - 1.0;
+        let more_s = (self.spent_s - self.passes * least_s).max(0.0);
+        let more = (self.units - least - others * least).max(0.0);
+        let own_s = if least > 0.0 { least_s } else { 0.0 };
+        (more_s + own_s + guess.as_secs_f64()) / (more + least + 1.0)
+    }
+
+    /// Fixed CPU time of a pass, seconds.
+    fn fixed_s(&self, guess: Duration) -> f64 {
+        let (least_s, least) = self.cheapest.unwrap_or_default();
+        (least_s - least * self.unit_s(guess)).max(0.0)
+    }
+}
+
+/// Measured prices of looks and regions.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Prices {
+    look: Price,
+    set: Price,
 }
 
 impl Prices {
     /// Adds the cost of a pass.
     pub(super) fn add(&mut self, looks: u64, cost: &Cost) {
-        let spent = cost.looking + cost.setting;
-        self.pass_s = self.pass_s.min(spent.as_secs_f64());
-        self.looked_s += cost.looking.as_secs_f64();
-        self.looks += looks as f64;
-        self.set_s += cost.setting.as_secs_f64();
-        self.set += cost.set as f64;
+        self.look.add(cost.looking, looks);
+        self.set.add(cost.setting, cost.set);
     }
 
     /// Whether a pass was measured.
     pub(super) fn is_measured(&self) -> bool {
-        self.pass_s.is_finite()
+        self.look.cheapest.is_some()
     }
 
     /// Fixed CPU time of a pass, seconds; 0 before the first measurement.
     pub(super) fn pass_s(&self) -> f64 {
-        if self.pass_s.is_finite() {
-            self.pass_s
-        } else {
-            0.0
-        }
+        let (look, set) = HIGHEST_PRICES;
+        self.look.fixed_s(look) + self.set.fixed_s(set)
     }
 
     /// CPU time of a look, seconds.
     pub(super) fn look_s(&self) -> f64 {
-        self.looked_s / self.looks
+        self.look.unit_s(HIGHEST_PRICES.0)
+    }
+
+    /// CPU time to set a region, seconds.
+    pub(super) fn set_s(&self) -> f64 {
+        self.set.unit_s(HIGHEST_PRICES.1)
     }
 
     /// CPU time of `looks` looks at a block, seconds.
     pub(super) fn block_s(&self, looks: u32) -> f64 {
         self.set_s() + self.look_s() * f64::from(looks)
-    }
-
-    /// CPU time to set a region, seconds.
-    pub(super) fn set_s(&self) -> f64 {
-        self.set_s / self.set
     }
 }
 
@@ -228,6 +245,33 @@ mod tests {
         prices.add(16_000, &cost);
         assert!((1e-6..1.1e-6).contains(&prices.look_s()));
         assert!((13e-6..13.2e-6).contains(&prices.set_s()));
+    }
+
+    #[test]
+    fn fixed_costs_do_not_make_blocks_dear() {
+        let mut prices = Prices::default();
+        let mut add = |blocks: u64| {
+            let looks = 4 * blocks;
+            let cost = Cost {
+                looking: Duration::from_micros(9000 + 50 * looks),
+                setting: Duration::from_micros(7000 + 70 * blocks),
+                set: blocks,
+            };
+            prices.add(looks, &cost);
+            (prices.look_s(), prices.set_s(), prices.pass_s())
+        };
+        // A single pass does not tell what is fixed.
+        let (look_s, ..) = add(60);
+        assert!((85e-6..90e-6).contains(&look_s), "{look_s}");
+        add(1500);
+        for _ in 0..20 {
+            add(60);
+            add(3);
+        }
+        let (look_s, set_s, pass_s) = add(60);
+        assert!((49e-6..55e-6).contains(&look_s), "{look_s}");
+        assert!((69e-6..75e-6).contains(&set_s), "{set_s}");
+        assert!((0.015..0.0165).contains(&pass_s), "{pass_s}");
     }
 
     #[test]

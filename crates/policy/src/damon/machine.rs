@@ -24,9 +24,9 @@ const HARDWARE: Costs = Costs {
     pass_s: 1e-3,
 };
 const EMULATOR: Costs = Costs {
-    look_s: 35e-6,
-    set_s: 400e-6,
-    pass_s: 10e-3,
+    look_s: 45e-6,
+    set_s: 70e-6,
+    pass_s: 16e-3,
 };
 
 /// Memory whose blocks are randomly accessed at known rates, and its observer.
@@ -164,7 +164,7 @@ fn the_first_cover_tells_hot_from_cold_in_seconds() {
     // Blocks, CPUs, accesses per second, share of the hot set that must be found, seconds, and allowed CPU seconds.
     // With 1 TiB, a cold block is sometimes found accessed as often as the least accessed hot ones.
     let sizes = [
-        (400, 2, 4e6, 0.99, 1.0, 0.06),
+        (400, 2, 4e6, 0.99, 1.5, 0.06),
         (32_768, 16, 8e7, 0.99, 8.0, 1.5),
         (524_288, 64, 4e8, 0.9, 120.0, 26.0),
     ];
@@ -241,19 +241,24 @@ fn a_hot_set_that_has_moved_is_found_again() {
 }
 
 #[test]
-fn in_an_emulated_vm_of_8_gib_hot_memory_is_found_long_before_all_is_covered() {
+fn in_an_emulated_vm_of_8_gib_hot_memory_is_found_within_a_minute() {
     // One of seven looks finds a hot small page accessed.
-    for (pages, least) in [(SMALL, 0.75), (HUGE, 0.97)] {
+    for (pages, early, late) in [(SMALL, 0.55, 0.75), (HUGE, 0.97, 0.97)] {
         let mut machine = Machine::new(1, EMULATOR, gups(4000, 4.8e5, false), pages);
-        machine.run(Duration::from_secs(25));
-        let early = machine.found_hot();
-        machine.cover();
-        let (took_s, hot) = (machine.now.as_secs_f64(), machine.found_hot());
-        let spent_s = machine.spent_s;
-        println!(
-            "8 GiB emulated: {early:.3}, after {took_s:.1} s and {spent_s:.2} s of CPU {hot:.3}"
-        );
-        assert!(early > 0.55 && hot > least, "{early}, {hot}");
-        assert!(took_s < 120.0, "{took_s} s");
+        // Exchanges would save a fifth of the time.
+        machine.observer.set_prospect(Prospect {
+            promised: 0.2,
+            ..Prospect::OPEN
+        });
+        for (until_s, least) in [(25, early), (60, late)] {
+            machine.run(Duration::from_secs(until_s));
+            let (hot, spent_s) = (machine.found_hot(), machine.spent_s);
+            println!("8 GiB emulated: after {until_s} s and {spent_s:.2} s of CPU {hot:.3}");
+            assert!(hot > least, "{hot} after {until_s} s");
+            assert!(
+                spent_s <= 2.2 + 0.025 * until_s as f64,
+                "{spent_s} s of CPU"
+            );
+        }
     }
 }

@@ -76,8 +76,7 @@ pub const SET_MAX: usize = 4096;
 /// edge.
 const REACH: u64 = 2;
 
-/// Prices of a look and of setting a region in the emulator, the highest known. They are used until prices are
-/// measured.
+/// Prices of a look and of making a region in the emulator, the highest known. They are used until prices are measured.
 const HIGHEST_PRICES: (Duration, Duration) =
     (Duration::from_micros(35), Duration::from_micros(400));
 

@@ -148,15 +148,17 @@ impl Observer {
         let quick_s = self.prices.block_s(RUNGS[0].looks);
         let is_thorough = !is_first || self.memory.unknown() as f64 * quick_s > saved_s;
         let looks = self.looks(&RUNGS[0], is_thorough);
+        let share_s = self.budget.share() * PERIOD.as_secs_f64();
         let seconds = match is_first {
-            // A price that was only guessed, or that rises, must not overdraw the savings: the rest would be long.
-            true if !self.prices.is_measured() => saved_s / 8.0,
-            true => (saved_s / 2.0).max(self.budget.share() * PERIOD.as_secs_f64()),
+            // A price that rises must not overdraw the savings: the rest would be long.
+            true if self.prices.is_measured() => (saved_s / 2.0).max(share_s),
+            true => share_s,
             false => pace * PERIOD.as_secs_f64(),
         };
         // A round is long enough that its blocks cost as much as the fixed cost of its passes. The rest afterwards pays
         // for both.
-        let seconds = seconds.max(RUNGS.len() as f64 * self.prices.pass_s());
+        let fixed_s = RUNGS.len() as f64 * self.prices.pass_s();
+        let seconds = (seconds - fixed_s).max(fixed_s);
         let size = (seconds / self.prices.block_s(looks)) as usize;
         let size = size.clamp(1, SET_MAX.min(self.memory.len()));
         self.round = Round {

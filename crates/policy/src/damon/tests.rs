@@ -159,14 +159,14 @@ fn the_policys_wishes_come_in_the_next_round() {
 
 #[test]
 fn a_mapping_that_grows_is_looked_at_where_it_is_new() {
-    let (mut observer, mut now) = (observer(100), Duration::ZERO);
+    let (mut observer, mut now) = (observer(50), Duration::ZERO);
     let look = pass(&mut observer, &mut now);
-    assert_eq!(look.blocks.len(), 100);
+    assert_eq!(look.blocks.len(), 50);
     answer(&mut observer, &look, |_, _| 1, PAGE_SIZE);
-    observer.set_memory(Pid(1), &ranges(&[(0, 150)]));
+    observer.set_memory(Pid(1), &ranges(&[(0, 100)]));
     assert_eq!(observer.unknown(), 50);
     let look = pass(&mut observer, &mut now);
-    let new = look.blocks.iter().filter(|(_, block)| block.0 >= 100);
+    let new = look.blocks.iter().filter(|(_, block)| block.0 >= 50);
     assert_eq!(new.count(), 50);
 }
 

@@ -100,6 +100,11 @@ impl Left {
         }
     }
 
+    /// Whether no exchange can be paid for in this epoch any more.
+    fn is_spent(&self) -> bool {
+        self.epoch_s <= 0.0 || self.tokens_s <= 0.0
+    }
+
     fn has_room_for(&self, bytes: u64) -> bool {
         self.fast_free >= self.level + bytes
     }
@@ -159,7 +164,7 @@ fn plan_with(
         })
         .collect();
     scan.restrict(&parts);
-    // A window with more exchanges than fit one epoch goes on in the next one.
+    // A window with more exchanges than fit one epoch, or than the tokens paid for, goes on in the next one.
     let before = *rule.unfinished.get(situation.level);
     let due = windows_due(situation.epoch).filter(|&window| Some(window) != before);
     let mut unfinished = None;
@@ -175,9 +180,9 @@ fn plan_with(
         };
         promises[window] = promise(rule, window, &mut candidates, &mut plan, may_move);
         make_room(rule, situation, &mut candidates, &mut left, &mut plan);
-        let had_time = left.epoch_s > 0.0;
+        let goes_on = !left.is_spent() || before == Some(window);
         exchange(rule, window, &candidates, &mut shares, &mut left, &mut plan);
-        if had_time && left.epoch_s <= 0.0 {
+        if goes_on && left.is_spent() {
             unfinished = Some(window);
         }
     }

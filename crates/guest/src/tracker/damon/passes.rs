@@ -1,14 +1,16 @@
 //! Carries passes out: our own kdamonds scan given blocks.
 //!
-//! There is one kdamond for each size of a pass. The kernel makes files for its regions, and creating them costs
-//! several times as much as using them again.
+//! There is one kdamond for each size of a pass. The kernel makes files for its regions, and making them costs several
+//! times as much as using them again. So a pass takes a kdamond that has files already, if it has not too many.
 
 use std::num::NonZero;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use demeter_linux::cpu;
-use demeter_linux::damon::{Aggregations, DamonError, Kdamond, Region, is_filler};
+use demeter_linux::damon::{
+    Aggregations, DamonError, Kdamond, REGIONS_PER_BLOCK_MAX, Region, is_filler,
+};
 use demeter_linux::page_size::PageSizes;
 use demeter_linux::tlb_flusher::TlbFlusher;
 use demeter_policy::damon::{Cost, Found, Look, RUNGS, SET_MAX};
@@ -36,12 +38,14 @@ const LEAST: usize = 16;
 /// Number of kdamonds: for passes of up to 16, 32, 64 blocks and so on up to the maximum.
 pub(super) const KDAMONDS: usize = (SET_MAX / LEAST).ilog2() as usize + 1;
 
-/// The smallest kdamond for a pass of this many blocks.
-///
-/// The kernel scans filler regions, too, so there must be fewer fillers than blocks.
-fn kdamond_for(blocks: usize) -> usize {
+/// The kdamond for a pass of this many blocks, given how many regions each has files for.
+fn kdamond_for(blocks: usize, made: impl Fn(usize) -> usize) -> usize {
+    let has_made =
+        |kdamond: &usize| (blocks..=REGIONS_PER_BLOCK_MAX * blocks).contains(&made(*kdamond));
     let takes = |kdamond: &usize| blocks <= LEAST << kdamond;
-    (0..KDAMONDS).find(takes).unwrap_or(KDAMONDS - 1)
+    let made = (0..KDAMONDS).find(has_made);
+    made.or_else(|| (0..KDAMONDS).find(takes))
+        .unwrap_or(KDAMONDS - 1)
 }
 
 /// The kdamonds and their settings.
@@ -166,12 +170,17 @@ impl Passes {
                 Err(error) if tried == START_ATTEMPTS => return Err(error.into()),
                 Err(error) => {
                     tracing::debug!(%error, "a process may have ended: trying again");
-                    let prepared = &mut self.kdamonds[kdamond_for(look.blocks.len())];
+                    let kdamond = self.kdamond_for(look.blocks.len());
+                    let prepared = &mut self.kdamonds[kdamond];
                     prepared.blocks.clear();
                     prepared.kdamond.stop()?;
                 }
             }
         }
+    }
+
+    fn kdamond_for(&self, blocks: usize) -> usize {
+        kdamond_for(blocks, |kdamond| self.kdamonds[kdamond].reports)
     }
 
     fn try_start(&mut self, look: &Look) -> Result<Option<(Running, u64)>, DamonError> {
@@ -184,7 +193,7 @@ impl Passes {
             return Ok(None);
         }
         let mut set = 0;
-        let kdamond = kdamond_for(look.blocks.len());
+        let kdamond = self.kdamond_for(blocks.len());
         let prepared = &mut self.kdamonds[kdamond];
         if prepared.blocks != blocks {
             prepared.blocks.clear();
@@ -294,14 +303,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_pass_has_a_kdamond_with_fewer_fillers_than_blocks() {
+    fn each_pass_has_a_kdamond_of_its_size() {
         for blocks in 1..=SET_MAX {
-            let size = LEAST << kdamond_for(blocks);
+            let size = LEAST << kdamond_for(blocks, |_| 0);
             assert!(
                 blocks <= size && (size == LEAST || size < 2 * blocks),
                 "{blocks}: {size}"
             );
         }
-        assert_eq!(kdamond_for(SET_MAX), KDAMONDS - 1);
+        assert_eq!(kdamond_for(SET_MAX, |_| 0), KDAMONDS - 1);
+    }
+
+    #[test]
+    fn files_that_were_made_are_used_again_unless_there_are_too_many() {
+        let made = |kdamond| if kdamond == 5 { 400 } else { 0 };
+        let size = |blocks| LEAST << kdamond_for(blocks, made);
+        assert_eq!([400, 300, 100].map(size), [512; 3]);
+        assert_eq!([401, 99, 3].map(size), [512, 128, 16]);
     }
 }

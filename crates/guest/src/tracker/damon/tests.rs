@@ -150,11 +150,10 @@ impl FakeDamon {
         self.passed.notify_all();
     }
 
+    /// A file's first line, which is all that sysfs would take of a write.
     pub fn text(&self, file: &str) -> String {
-        fs::read_to_string(self.root.join(ADMIN).join(file))
-            .unwrap()
-            .trim()
-            .into()
+        let text = fs::read_to_string(self.root.join(ADMIN).join(file)).unwrap();
+        text.lines().next().unwrap_or_default().into()
     }
 
     fn write(&self, file: &str, text: &str) {
