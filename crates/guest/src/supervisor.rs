@@ -223,9 +223,10 @@ fn start(
     status: &StatusCell,
     say: &dyn Fn(&str),
 ) -> Result<Agent, AgentError> {
+    let slowest_ns = measured_ns.values().copied().max().unwrap_or_default();
     let settings = Settings {
         root: root.to_owned(),
-        period: config.tuning.sample_period,
+        period: config.tuning.loads_per_sample(slowest_ns),
         latency_threshold_ns: config.tuning.latency_threshold_ns,
         epoch: config.tuning.epoch(),
         cpu_percent: config.tracker_cpu_percent,

@@ -38,5 +38,5 @@ pub use residency::{Away, Block, ResidencyMap, Spread};
 pub use sample::{Observation, Sample};
 pub use share::{Share, divide};
 pub use tier::{ByLevel, LEVELS, Level, PerTier, Tier, TierBytes};
-pub use tuning::{OutOfBounds, Tuning};
+pub use tuning::{OutOfBounds, SAMPLE_PERIOD_MAX, Tuning};
 pub use working_set::{WorkingSet, working_set};

@@ -9,13 +9,20 @@ use crate::{ByteCount, MIB};
 /// More than any machine can copy.
 const RATE_LIMIT_MAX_MIB_S: u64 = 1 << 20;
 
+/// The paper's sampling period, and the largest by default.
+pub const SAMPLE_PERIOD_MAX: u32 = 4093;
+
+/// Samples per second of a CPU that does nothing but wait for the slowest memory: some hundred show a hot set in the time
+/// in which its move pays.
+const SAMPLES_PER_CPU_S: u32 = 600;
+
 /// Parameters of sampling, heat and moves, in the units of the agent's configuration file; a scenario has the same
 /// keys. Defaults are those of the Demeter paper where it gives them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Tuning {
-    /// Loads per sample.
-    pub sample_period: u32,
+    /// Loads per sample. By default 4093, and less where memory is so slow that a CPU would yield few samples.
+    pub sample_period: Option<u32>,
     /// Smallest latency of a sampled load, nanoseconds (CPU cycles on Intel, as its hardware counts them).
     pub latency_threshold_ns: u32,
 
@@ -39,7 +46,7 @@ pub struct Tuning {
 impl Default for Tuning {
     fn default() -> Self {
         Self {
-            sample_period: 4093,
+            sample_period: None,
             latency_threshold_ns: 64,
             epoch_ms: 500,
             tau_split: 15,
@@ -70,7 +77,9 @@ impl Tuning {
     /// The first value that is out of bounds.
     pub fn check(&self) -> Result<(), OutOfBounds> {
         within("epoch_ms", self.epoch_ms, 10, 60_000)?;
-        within("sample_period", self.sample_period.into(), 1, 1 << 31)?;
+        if let Some(period) = self.sample_period {
+            within("sample_period", period.into(), 1, 1 << 31)?;
+        }
         within("tau_split", self.tau_split.into(), 1, 100_000)?;
         within("granularity_mib", self.granularity_mib, 2, 1024)?;
         within("max_ranges", self.max_ranges as u64, 8, 8192)?;
@@ -95,6 +104,13 @@ impl Tuning {
             });
         }
         Ok(())
+    }
+
+    /// Loads per sample on a machine whose slowest memory has this latency.
+    pub fn loads_per_sample(&self, slowest_ns: u32) -> u32 {
+        let loads_per_s = 1_000_000_000 / slowest_ns.max(1);
+        let few = (loads_per_s / SAMPLES_PER_CPU_S).max(1);
+        self.sample_period.unwrap_or(few.min(SAMPLE_PERIOD_MAX))
     }
 
     /// Time between two decisions.
@@ -137,6 +153,17 @@ mod tests {
     }
 
     #[test]
+    fn slow_memory_is_sampled_more_often() {
+        let mut tuning = Tuning::default();
+        assert_eq!(tuning.loads_per_sample(200), 4093);
+        assert_eq!(tuning.loads_per_sample(2000), 833);
+        assert_eq!(tuning.loads_per_sample(u32::MAX), 1);
+        assert_eq!(tuning.loads_per_sample(0), 4093);
+        tuning.sample_period = Some(16_381);
+        assert_eq!(tuning.loads_per_sample(2000), 16_381);
+    }
+
+    #[test]
     fn values_out_of_bounds_are_named_with_the_hint() {
         type Change = fn(&mut Tuning);
         let refused: [(Change, &str); 9] = [
@@ -145,7 +172,7 @@ mod tests {
                 "epoch_ms = 9 is out of bounds; give 10 to 60000",
             ),
             (
-                |t| t.sample_period = 0,
+                |t| t.sample_period = Some(0),
                 "sample_period = 0 is out of bounds; give 1 to 2147483648",
             ),
             (

@@ -3,7 +3,7 @@
 use demeter_outcome::Unit;
 use demeter_policy::engine::{Config, Gain};
 
-use demeter_policy::{BLOCK_SIZE, ByteCount, MIB, PerTier, VirtRange};
+use demeter_policy::{BLOCK_SIZE, ByteCount, MIB, PerTier, SAMPLE_PERIOD_MAX, VirtRange};
 use demeter_scenario::{Cpu, Curve, Scenario, Settings, Thp, Translation, Workload};
 
 use crate::error::SimError;
@@ -453,23 +453,26 @@ fn agent_settings(scenario: &Scenario, dilation: u64) -> AgentSettings {
     let latency_ns = |tier: &demeter_scenario::Tier| {
         u32::try_from(tier.latency_ns * dilation).unwrap_or(u32::MAX)
     };
+    let latency_ns = PerTier {
+        fast: latency_ns(&machine.fast),
+        slow: latency_ns(&machine.slow),
+    };
+    let period = tuning.loads_per_sample(latency_ns.slow.max(latency_ns.fast));
     let gain = Gain {
-        loads_per_sample: Some(tuning.sample_period),
+        loads_per_sample: Some(period),
         waits: 1.0,
-        latency_ns: PerTier {
-            fast: latency_ns(&machine.fast),
-            slow: latency_ns(&machine.slow),
-        }
-        .into(),
+        latency_ns: latency_ns.into(),
         cpus: machine.vcpus,
+    };
+    let sampling = |period: u32| Sampling {
+        period: period.into(),
+        threshold_ps: u64::from(tuning.latency_threshold_ns) * dilation * PS_PER_NS,
     };
     AgentSettings {
         split: Split::of(tuning),
         gain,
-        sampling: Sampling {
-            period: tuning.sample_period.into(),
-            threshold_ps: u64::from(tuning.latency_threshold_ns) * dilation * PS_PER_NS,
-        },
+        sampling: sampling(period),
+        paper_sampling: sampling(tuning.sample_period.unwrap_or(SAMPLE_PERIOD_MAX)),
         epoch_ps: tuning.epoch_ms * 1_000_000_000,
         engine: Config::new(tuning, ByteCount(0)),
         vcpus: scenario.machine.vcpus,

@@ -180,7 +180,7 @@ impl RunArgs {
         config.record_max_mib = self.record_max_mib.unwrap_or(config.record_max_mib);
         let tuning = &mut config.tuning;
         tuning.epoch_ms = self.epoch_ms.unwrap_or(tuning.epoch_ms);
-        tuning.sample_period = self.sample_period.unwrap_or(tuning.sample_period);
+        tuning.sample_period = self.sample_period.or(tuning.sample_period);
         let limit = self.rate_limit_mib_s.unwrap_or(tuning.rate_limit_mib_s);
         tuning.rate_limit_mib_s = if self.observe_only { 0 } else { limit };
         Ok(config)

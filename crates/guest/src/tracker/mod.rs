@@ -16,7 +16,9 @@ use std::time::Duration;
 
 use demeter_linux::damon::Owner;
 use demeter_policy::damon::{CPU_PERCENT, Prospect};
-use demeter_policy::{Block, GuestVirtAddr, Observation, PAGE_SIZE, Pid, Sample, Tuning};
+use demeter_policy::{
+    Block, GuestVirtAddr, Observation, PAGE_SIZE, Pid, SAMPLE_PERIOD_MAX, Sample, Tuning,
+};
 
 pub(crate) use choice::try_all;
 pub use choice::{Choice, PassedOver, choose};
@@ -94,7 +96,7 @@ impl Default for Settings {
         let tuning = Tuning::default();
         Self {
             root: "/".into(),
-            period: tuning.sample_period,
+            period: tuning.sample_period.unwrap_or(SAMPLE_PERIOD_MAX),
             latency_threshold_ns: tuning.latency_threshold_ns,
             epoch: tuning.epoch(),
             cpu_percent: CPU_PERCENT,

@@ -317,7 +317,7 @@ mod tests {
         let agent = |system, rounds| {
             let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios/ci.toml");
             let mut scenario = Scenario::load(&shipped).unwrap();
-            scenario.agent.sample_period = 2047;
+            scenario.agent.sample_period = Some(2047);
             let job = Job {
                 settings: Settings::new(system, "test"),
                 scenario,
@@ -327,7 +327,7 @@ mod tests {
                 level: Nesting::Alone,
             };
             let config: Config = toml::from_str(&agent_config(&job, Choice::Lab, true)).unwrap();
-            assert_eq!(config.tuning.sample_period, 2047);
+            assert_eq!(config.tuning.sample_period, Some(2047));
             config
         };
         let config = agent(System::DemeterDamon, false);

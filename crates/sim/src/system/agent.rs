@@ -43,6 +43,8 @@ pub(crate) struct AgentSettings {
     /// Settings of the engine. The guest supplies the size of fast memory.
     pub(crate) engine: Config,
     pub(crate) sampling: Sampling,
+    /// The same for the paper's design, whose period is that of any machine.
+    pub(crate) paper_sampling: Sampling,
     pub(crate) epoch_ps: u64,
     /// Number of virtual CPUs.
     pub(crate) vcpus: u32,

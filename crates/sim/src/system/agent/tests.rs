@@ -24,14 +24,16 @@ struct SimulatedRig {
 }
 
 fn settings(tuning: &Tuning) -> AgentSettings {
+    let sampling = Sampling {
+        period: 1,
+        threshold_ps: PS_PER_NS,
+    };
     AgentSettings {
         split: Split::of(tuning),
         gain: WORTH_MUCH,
         engine: Config::new(tuning, ByteCount(0)),
-        sampling: Sampling {
-            period: 1,
-            threshold_ps: PS_PER_NS,
-        },
+        sampling,
+        paper_sampling: sampling,
         epoch_ps: tuning.epoch_ms * 1_000_000_000,
         vcpus: 1,
     }

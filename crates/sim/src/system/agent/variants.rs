@@ -79,7 +79,11 @@ impl SimulatedAgent<Paper> {
             in_kernel: true,
             ..Traits::default()
         };
-        Self::new(settings, traits, |s, capacity| Paper {
+        let settings = AgentSettings {
+            sampling: settings.paper_sampling,
+            ..*settings
+        };
+        Self::new(&settings, traits, |s, capacity| Paper {
             split: s.split,
             vcpus: s.vcpus,
             capacity,
