@@ -12,8 +12,8 @@ const RATE_LIMIT_MAX_MIB_S: u64 = 1 << 20;
 /// The paper's sampling period, and the largest by default.
 pub const SAMPLE_PERIOD_MAX: u32 = 4093;
 
-/// Samples per second of a CPU that does nothing but wait for the slowest memory: some hundred show a hot set in the time
-/// in which its move pays.
+/// Samples per second of a CPU that only waits for the slowest memory. A few hundred show a hot set by the time that its
+/// move pays.
 const SAMPLES_PER_CPU_S: u32 = 600;
 
 /// Parameters of sampling, heat and moves, in the units of the agent's configuration file; a scenario has the same

@@ -205,7 +205,7 @@ const EMULATED_DAMON_LOOK_PS: u64 = 35_000 * PS_PER_NS;
 const EMULATED_DAMON_PASS_PS: u64 = 12_000_000 * PS_PER_NS;
 
 /// Creating a DAMON region with its two files, and writing to these. Measured in such a VM: 112 to 276 ms for 112 to 484
-/// new regions, and 14 to 20 ms for some 180 regions whose files were open already.
+/// new regions. If their files are open, 14 to 20 ms for 180 regions.
 const EMULATED_DAMON_REGION_PS: u64 = 500_000 * PS_PER_NS;
 const EMULATED_DAMON_SET_PS: u64 = 70_000 * PS_PER_NS;
 
