@@ -193,7 +193,7 @@ impl Passes {
             return Ok(None);
         }
         let mut set = 0;
-        let kdamond = self.kdamond_for(blocks.len());
+        let kdamond = self.kdamond_for(look.blocks.len());
         let prepared = &mut self.kdamonds[kdamond];
         if prepared.blocks != blocks {
             prepared.blocks.clear();
