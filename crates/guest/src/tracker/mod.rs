@@ -96,7 +96,7 @@ impl Default for Settings {
         let tuning = Tuning::default();
         Self {
             root: "/".into(),
-            period: tuning.sample_period.unwrap_or(SAMPLE_PERIOD_MAX),
+            period: SAMPLE_PERIOD_MAX,
             latency_threshold_ns: tuning.latency_threshold_ns,
             epoch: tuning.epoch(),
             cpu_percent: CPU_PERCENT,

@@ -3,8 +3,8 @@
 //! # Properties
 //! - In any time t the CPU time is at most the share times t, plus the savings, plus one round.
 //! - While nothing is new, a calm agent spends its reduced share, and the savings fill up.
-//! - In any time t looks cost at most the sum of what moves earn, an eighth of what exchanges promise, the reduced share,
-//!   and the share times [`LEARNS`] times log t.
+//! - In any time t looks cost at most a sum of four: what moves earn, an eighth of what exchanges promise, the reduced
+//!   share, and the share times [`LEARNS`] times log t.
 
 use std::time::Duration;
 
@@ -137,9 +137,8 @@ impl Price {
     /// CPU time of one unit, seconds; `guess` counts as one more measured unit.
     fn unit_s(&self, guess: Duration) -> f64 {
         let (least_s, least) = self.cheapest.unwrap_or_default();
-        let others = self.passes - 1.0;
         let more_s = (self.spent_s - self.passes * least_s).max(0.0);
-        let more = (self.units - least - others * least).max(0.0);
+        let more = (self.units - self.passes * least).max(0.0);
         let own_s = if least > 0.0 { least_s } else { 0.0 };
         (more_s + own_s + guess.as_secs_f64()) / (more + least + 1.0)
     }
