@@ -64,31 +64,39 @@ const FIRST_BLOCKS: usize = 2;
 /// One call that moves pages holds a program no longer than this, seconds.
 const BATCH_S: f64 = 0.02;
 
-/// Events in memory that was moved to one tier, since somebody last looked at any of it.
+/// Evidence of memory that was moved to one tier.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 struct Fresh {
-    /// Seconds since then.
-    since_s: f64,
-    /// Samples.
+    /// Samples since somebody last looked.
     events: f64,
-    /// Rates of blocks that were watched, together, and how many these were.
+    /// Rates of blocks that were watched lately, together, and how many these were. One round's looks end at different times:
+    /// those at the hottest blocks last. So a mean of the last few alone would say nothing about the others.
     rates: f64,
-    watched: u64,
+    watched: f64,
+    /// Seconds of which nothing is known yet.
+    unknown_s: f64,
 }
 
 impl Fresh {
-    /// Events in all of `blocks`. Where nobody has looked they are none, and the time counts on.
-    fn take(&mut self, blocks: u64) -> f64 {
-        if self.events <= 0.0 && self.watched == 0 {
-            return 0.0;
+    /// Events in all of `blocks` since the last call, `elapsed_s` seconds ago. Before the first look there are none, and
+    /// the time counts on.
+    fn take(&mut self, blocks: u64, elapsed_s: f64) -> f64 {
+        let events = std::mem::take(&mut self.events);
+        let since_s = self.unknown_s + elapsed_s;
+        if blocks == 0 {
+            *self = Self::default();
+            return events;
         }
-        let Self {
-            since_s,
-            events,
-            rates,
-            watched,
-        } = std::mem::take(self);
-        events + rates / watched.max(1) as f64 * blocks as f64 * since_s
+        if self.watched <= 0.0 {
+            self.unknown_s = if events > 0.0 { 0.0 } else { since_s };
+            return events;
+        }
+        let rate = self.rates / self.watched * blocks as f64;
+        let kept = window_s(1) / (window_s(1) + elapsed_s);
+        self.rates *= kept;
+        self.watched *= kept;
+        self.unknown_s = 0.0;
+        events + rate * since_s
     }
 }
 
@@ -179,7 +187,7 @@ impl Rule {
             None => fresh.events += f64::from(events),
             Some(exposure_s) if exposure_s > 0.0 => {
                 fresh.rates += f64::from(events) / exposure_s;
-                fresh.watched += 1;
+                fresh.watched += 1.0;
             }
             Some(_) => {}
         }
@@ -227,10 +235,9 @@ impl Rule {
         for home in Level::ALL {
             for now in Level::ALL {
                 let fresh = self.fresh.get_mut(home).get_mut(now);
-                fresh.since_s += self.unseen_s;
-                let most_s = cpus * fresh.since_s;
+                let most_s = cpus * (fresh.unknown_s + self.unseen_s);
                 let blocks = *end.away.get(home).get(now);
-                let events = fresh.take(blocks);
+                let events = fresh.take(blocks, self.unseen_s);
                 let saved_s = events * (self.event_s.get(home) - self.event_s.get(now));
                 earned_s += saved_s.clamp(-most_s, most_s);
             }

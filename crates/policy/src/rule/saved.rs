@@ -15,8 +15,8 @@ impl Rule {
             to.extend([price.bytes, price.took_ns]);
         }
         for fresh in self.fresh.0.iter().flat_map(|by_now| &by_now.0) {
-            to.extend([fresh.since_s, fresh.events, fresh.rates].map(f64::to_bits));
-            to.push(fresh.watched);
+            to.extend([fresh.events, fresh.rates].map(f64::to_bits));
+            to.extend([fresh.watched, fresh.unknown_s].map(f64::to_bits));
         }
         to.extend(self.event_s.0.map(f64::to_bits));
         to.extend([self.unseen_s.to_bits(), self.gain.cpus.into()]);
@@ -49,10 +49,10 @@ impl Rule {
         (self.promotion, self.demotion) = (price()?, price()?);
         for fresh in self.fresh.0.iter_mut().flat_map(|by_now| &mut by_now.0) {
             *fresh = Fresh {
-                since_s: from.number()?,
                 events: from.number()?,
                 rates: from.number()?,
-                watched: from.next(u64::MAX)?,
+                watched: from.number()?,
+                unknown_s: from.number()?,
             };
         }
         for event_s in &mut self.event_s.0 {
