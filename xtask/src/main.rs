@@ -10,6 +10,7 @@ mod fresh;
 mod future;
 mod fuzz;
 mod kernels;
+mod kubernetes;
 mod package_test;
 mod python;
 mod results;

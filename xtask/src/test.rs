@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 
-use crate::{build, fuzz, python, shell};
+use crate::{build, fuzz, kubernetes, python, shell};
 
 /// Runs all checks. Cargo's tests come last, so that their result is the last output.
 pub fn test() -> anyhow::Result<()> {
@@ -34,6 +34,7 @@ pub fn test() -> anyhow::Result<()> {
     build::build()?;
     fuzz::fuzz(&fuzz::Args::SHORT)?;
     python::test()?;
+    kubernetes::test()?;
     shell::run(shell::cargo(
         "test --locked --package demeter --no-default-features",
     ))?;
