@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io::{self, Write};
+use std::time::Duration;
 
 use anyhow::Context;
 
@@ -16,6 +17,9 @@ impl fmt::Display for ReaderGone {
 }
 
 impl std::error::Error for ReaderGone {}
+
+/// Interval of progress messages.
+pub const SAY_EVERY: Duration = Duration::from_secs(5);
 
 /// Writes `text` to stdout and flushes it.
 pub fn print(text: impl AsRef<[u8]>) -> anyhow::Result<()> {

@@ -16,9 +16,6 @@ use crate::{output, replay, signals};
 /// Sampling interval: once per epoch by default.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// Interval of progress messages.
-pub(super) const SAY_EVERY: Duration = Duration::from_secs(5);
-
 /// Draws the heat of each process's addresses over time, from a running agent, a recording or a simulated run.
 ///
 /// A line is a moment, and a column a part of the memory that was mapped at any time. Each shade is twice as hot as the
@@ -103,7 +100,7 @@ pub(super) fn watch(
             }
         }
         looks += 1;
-        if said.elapsed() >= SAY_EVERY {
+        if said.elapsed() >= output::SAY_EVERY {
             said = Instant::now();
             output::say(format_args!("{} of {seconds} s", began.elapsed().as_secs()));
         }

@@ -18,8 +18,7 @@ pub fn look(
 
     use demeter_scenario::{Scenario, System};
 
-    use super::heat::SAY_EVERY;
-    use crate::output;
+    use crate::output::{self, SAY_EVERY};
 
     let scenario = Scenario::load(path)?;
     let said = Cell::new(Instant::now());
