@@ -352,8 +352,21 @@ fn passes_in_a_vm(test: &str) {
     let scenario = toml::from_str(&scenario).unwrap();
     let (once, stop) = (Repetition::default(), AtomicBool::new(false));
     let ran = demeter_lab::run(&scenario, once, &lab, &stop, &mut |_, _| ());
-    let result = ran.whole().unwrap_or_else(|error| panic!("{error}"));
-    assert!(result.systems[0].elapsed_s.is_some(), "{result:?}");
+    let hint = hint_if_older(&root.join("target/release/demeter"), &program);
+    let result = ran.whole().unwrap_or_else(|error| panic!("{error}{hint}"));
+    assert!(result.systems[0].elapsed_s.is_some(), "{result:?}{hint}");
+}
+
+/// A hint for a failure in a VM whose init, `built`, is older than this test.
+fn hint_if_older(built: &Path, test: &Path) -> String {
+    let time = |path: &Path| fs::metadata(path).and_then(|about| about.modified()).ok();
+    match (time(built), time(test)) {
+        (Some(built_at), Some(test_at)) if built_at < test_at => format!(
+            "\nthe VM boots {}, which is older than this test: build it again with make",
+            built.display()
+        ),
+        _ => String::new(),
+    }
 }
 
 #[test]

@@ -354,7 +354,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
-    #[ignore = "takes minutes; cargo xtask test-long runs it"]
+    #[ignore = "minutes in a debug build, seconds in release; cargo xtask test-long runs it"]
     fn a_million_disturbances_exceed_no_pool(script in script(2000..=2000)) {
         no_pool_is_exceeded_and_all_comes_to_rest(script);
     }
