@@ -202,6 +202,12 @@ impl Memory {
         self.truth.lock().unwrap()
     }
 
+    /// Host memory of both files.
+    fn whole_backed(&self) -> TierBytes {
+        let truth = self.truth();
+        TierBytes::from_fn(|tier| truth.backed(tier))
+    }
+
     /// Records that the guest has sent this message.
     fn note(&self, message: &Message) {
         let (Message::Inflated(part) | Message::Held(part)) = message else {
@@ -508,7 +514,7 @@ async fn case(script: Script) {
                 let page = usize::from(page) % pages(tier(fast));
                 memory.truth().is_backed.get_mut(tier(fast))[page] = true;
                 is_touched = true;
-                balloon.overrun().await;
+                balloon.overrun(memory.whole_backed());
                 continue;
             }
             Call::Actual => balloon.actual(deadline).await.map(|owned| {
@@ -539,7 +545,7 @@ async fn case(script: Script) {
             }
         }
         drop(truth);
-        balloon.overrun().await;
+        balloon.overrun(memory.whole_backed());
     }
     guest.abort();
 }

@@ -6,12 +6,14 @@
 //! likes. On a worker of the runtime it would stop all VMs and the API.
 //!
 //! # Approach
-//! Every function that may block takes a [`MayWait`]. Only `Outside::ask` makes one, on a thread
-//! that may block, and its caller gives up after `LIMIT`. Each VM has an `Outside` with a single
+//! Every function that may block takes a [`MayWait`]. Only this module makes one, on a thread that
+//! may block, and its caller gives up after `LIMIT`. Each VM has an `Outside` with a single
 //! slot. So a VM on hung storage blocks one thread, however often it is retried.
 //!
 //! A test of this module reads this crate's sources. No other module may open or inspect files,
 //! except for those that read the controller's own.
+
+mod sizes;
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -35,6 +37,8 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use crate::memory::FileId;
+pub use sizes::ReadSizes;
+pub(crate) use sizes::{FileSizes, SizeWatch};
 
 /// Time limit of a wait for files of others.
 pub(crate) const LIMIT: Duration = Duration::from_secs(3);

@@ -30,7 +30,7 @@ use crate::controller::{Refusal, VmCommand};
 use crate::history::SharedDamon;
 use crate::hypervisor::libvirt::{Libvirt, discover};
 use crate::memory::HostFiles;
-use crate::outside::Outside;
+use crate::outside::{FileSizes, Outside};
 use crate::privileges;
 use crate::store::{Ledger, Store, StoreError};
 use crate::view::{EventLog, HostView};
@@ -211,11 +211,13 @@ pub async fn serve(
         ..HostFiles::default()
     };
     let damon = Arc::new(SharedDamon::new(root, config));
+    let file_sizes = FileSizes::default();
     // Every task started here ends with this function, on any exit path.
     let tasks = Tasks {
         running: JoinSet::new(),
         files,
         damon,
+        file_sizes: file_sizes.clone(),
         libvirt: config.libvirt.clone(),
         news: news_in,
     };
@@ -242,21 +244,53 @@ pub async fn serve(
         log,
         changes: changes_in,
     };
-    let tcp = async {
-        match tcp.zip(token) {
-            Some((listener, token)) => api::serve_tcp(listener, handle.clone(), token).await,
-            None => future::pending().await,
+    let (ours, theirs) = (handle.clone(), handle);
+    let api = on_own_thread("api", async move {
+        let tcp = async {
+            match tcp.zip(token) {
+                Some((listener, token)) => api::serve_tcp(listener, theirs, token).await,
+                None => future::pending().await,
+            }
+        };
+        tokio::select! {
+            ended = api::serve_unix(listener, ours) => match ended {},
+            ended = tcp => match ended {},
         }
-    };
+    });
+    let _api = api.map_err(|source| RunError::System {
+        what: "start the API's thread",
+        source,
+    })?;
     tokio::select! {
         () = stop => Ok(()),
         ended = deciding.run(news, changes, found) => match ended {},
         // Discovery ends only after the deciding task has dropped its channel.
         () = discovering => Ok(()),
-        ended = api::serve_unix(listener, handle.clone()) => match ended {},
-        ended = tcp => match ended {},
+        ended = file_sizes.run() => match ended {},
         ended = reloading => match ended {},
     }
+}
+
+/// Runs a future on a thread of its own until the returned sender is dropped.
+///
+/// The API has such a thread, so its clients do not wait behind the work of a thousand VMs.
+fn on_own_thread(
+    name: &str,
+    work: impl Future<Output = Infallible> + Send + 'static,
+) -> io::Result<oneshot::Sender<Infallible>> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let (ends, ended) = oneshot::channel();
+    thread::Builder::new().name(name.into()).spawn(move || {
+        runtime.block_on(async {
+            tokio::select! {
+                _ = ended => {}
+                never = work => match never {},
+            }
+        });
+    })?;
+    Ok(ends)
 }
 
 /// The tasks of all VMs, which are aborted when this is dropped.
@@ -264,6 +298,7 @@ struct Tasks {
     running: JoinSet<()>,
     files: HostFiles,
     damon: Arc<SharedDamon>,
+    file_sizes: FileSizes,
     libvirt: Libvirt,
     news: mpsc::Sender<(VmName, News)>,
 }
@@ -280,6 +315,7 @@ impl Tasks {
             libvirt: self.libvirt.clone(),
             files: self.files.clone(),
             outside: Outside::default(),
+            file_sizes: self.file_sizes.clone(),
             damon: self.damon.clone(),
             commands: received,
             news: self.news.clone(),

@@ -32,7 +32,7 @@ use crate::hypervisor::{
     AgentSocket, Channel, Connection, Event, Events, Hypervisor, HypervisorError,
 };
 use crate::memory::{HostFiles, LiveBacking, MemoryError, Owned, Places};
-use crate::outside::{Outside, Stuck};
+use crate::outside::{FileSizes, Outside, SizeWatch, Stuck};
 use crate::process::{Opener, PeerProcess, Process};
 use crate::provisioner::balloon::Balloon;
 use crate::provisioner::virtio_balloon::VirtioBalloon;
@@ -53,8 +53,8 @@ const FIRST_WORD: Duration = Duration::from_secs(2);
 /// Delay between a change of the VM and the next inspection.
 const SETTLE: Duration = Duration::from_millis(100);
 
-/// Interval between checks for memory that the VM uses but does not own.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// Interval between checks of a hard limit that is not at its proper value yet.
+const LIMIT_EVERY: Duration = Duration::from_millis(500);
 
 /// Time for the kernel to lower a cgroup's limit, which drops cached files first.
 const LIMIT_CHANGE_MAX: Duration = Duration::from_secs(30);
@@ -78,8 +78,11 @@ pub(crate) enum News {
     Returned(ByteCount),
     /// The VM uses this much memory that it does not own.
     Overrun(TierBytes),
-    /// How the guest uses its memory.
+    /// How the guest uses its memory, from its histories.
     Usage(Stats),
+    /// Where the guest's agent reports how it uses its memory. Not each report is news: a thousand
+    /// agents report once a second, and the controller needs the latest once a second.
+    Reports(watch::Receiver<Option<Stats>>),
     /// Where its memory lies on the host; `None` if unknown.
     Places(Option<Places>),
     /// The VM is managed by this component from now on.
@@ -101,6 +104,8 @@ pub(crate) struct VmTask {
     pub files: HostFiles,
     /// Access to files of others, which may hang.
     pub outside: Outside,
+    /// Watch of all VMs' memory files.
+    pub file_sizes: FileSizes,
     /// Reader of access bits, shared by all VMs.
     pub damon: Arc<SharedDamon>,
     /// Orders of the controller.
@@ -177,7 +182,6 @@ struct Watch<'a> {
 struct Guest {
     not_heard: watch::Receiver<Option<NotHeard>>,
     peer: watch::Receiver<Option<GuestSession>>,
-    stats: watch::Receiver<Option<Stats>>,
     /// The guest's boot that was reported last.
     boot: Option<BootId>,
     /// Whether the VM can be managed only while its agent is connected.
@@ -208,6 +212,14 @@ impl Watch<'_> {
             news = guest => news,
             news = reported(&mut self.history) => news,
         }
+    }
+}
+
+/// The sizes of the VM's files, once they change.
+async fn changed(sizes: &mut Option<SizeWatch>) -> TierBytes {
+    match sizes {
+        Some(sizes) => sizes.changed().await,
+        None => future::pending().await,
     }
 }
 
@@ -266,11 +278,6 @@ impl Guest {
                 Ok(()) = self.not_heard.changed() => {
                     if let Some(why) = &*self.not_heard.borrow_and_update() {
                         return Ok(News::Trouble(why.to_string()));
-                    }
-                }
-                Ok(()) = self.stats.changed() => {
-                    if let Some(stats) = self.stats.borrow_and_update().clone() {
-                        return Ok(News::Usage(stats));
                     }
                 }
                 // The link has ended and will report nothing more.
@@ -395,11 +402,13 @@ impl VmTask {
         });
         let agent = connection.agent.clone().or(named);
         let agent = agent.map(|of| AgentClient::to(of, self.outside.clone(), random_id()));
+        if let Some(agent) = &agent {
+            self.tell(News::Reports(agent.stats())).await?;
+        }
         let needed = self.config.provisioner == ProvisionerKind::DemeterBalloon;
         let mut guest = agent.as_ref().map(|agent| Guest {
             not_heard: agent.not_heard(),
             peer: agent.peer(),
-            stats: agent.stats(),
             boot: None,
             needed,
             is_replaced: self.config.manage == Manage::Auto,
@@ -579,10 +588,13 @@ impl VmTask {
         watch: &mut Watch<'_>,
         doubted: bool,
     ) -> Result<Cut, End> {
+        let mut sizes = provisioner
+            .read_backed()
+            .map(|read| self.file_sizes.watch(self.outside.clone(), read));
         let mut overrun = TierBytes::default();
         let mut is_limited = true;
-        let mut look_due = interval(LOOK_EVERY);
-        look_due.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut limit_due = interval(LIMIT_EVERY);
+        limit_due.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let command = tokio::select! {
                 biased;
@@ -594,13 +606,16 @@ impl VmTask {
                     Err(cut) => return Ok(cut),
                 },
                 command = self.commands.recv() => command.ok_or(End::Stopped)?,
-                _ = look_due.tick() => {
-                    let before = std::mem::replace(&mut overrun, provisioner.overrun().await);
+                backed = changed(&mut sizes) => {
+                    let before = std::mem::replace(&mut overrun, provisioner.overrun(backed));
                     // Report only an increase: some memory, such as part of a huge page, can never
                     // be reclaimed.
                     if Tier::ALL.into_iter().any(|tier| overrun.get(tier) > before.get(tier)) {
                         self.tell(News::Overrun(overrun)).await?;
                     }
+                    continue;
+                }
+                _ = limit_due.tick(), if self.hard_limit.is_some() => {
                     let was_limited = is_limited;
                     is_limited = self.limit(HardLimit::settle).await?;
                     if was_limited && !is_limited {
@@ -643,6 +658,10 @@ impl VmTask {
                         break;
                     }
                 }
+            }
+            // The order may have changed what the VM owns.
+            if let Some(sizes) = &mut sizes {
+                sizes.renew();
             }
         }
     }

@@ -60,6 +60,7 @@ use super::held::{HeldSet, Seals};
 use super::{Progress, ProvisionError, Provisioner};
 use crate::agent::{AgentClient, Away, GuestSession};
 use crate::backing::Backing;
+use crate::outside;
 use ask::away;
 use listing::Listing;
 
@@ -304,25 +305,29 @@ impl<B: Backing> Provisioner for Balloon<B> {
         "demeter-balloon"
     }
 
-    async fn overrun(&self) -> TierBytes {
+    fn read_backed(&self) -> Option<outside::ReadSizes> {
+        let backing = self.guest.backing.clone();
+        Some(Box::new(move |wait| {
+            Ok(TierBytes {
+                fast: backing.backed(Tier::Fast, wait)?,
+                slow: backing.backed(Tier::Slow, wait)?,
+            })
+        }))
+    }
+
+    fn overrun(&self, backed: TierBytes) -> TierBytes {
         let Some(view) = self.view.as_ref().filter(|view| view.is_whole()) else {
             return TierBytes::default();
         };
-        let may_have = TierBytes::from_fn(|tier| {
+        TierBytes::from_fn(|tier| {
             let owned = self.guest.owned(view, tier);
-            match tier {
+            let may_have = match tier {
                 Tier::Fast => owned,
                 // The driver reports self-returned memory with a delay, so allow for all of it.
                 Tier::Slow => owned.max(self.ceiling.unwrap_or_default()),
-            }
-        });
-        let mut overrun = TierBytes::default();
-        for tier in Tier::ALL {
-            // Ignore an unresponsive file here; the next punch reports the error.
-            let backed = self.guest.backed(tier).await.unwrap_or_default();
-            overrun.get_mut(tier).0 = backed.0.saturating_sub(may_have.get(tier).0);
-        }
-        overrun
+            };
+            ByteCount(backed.get(tier).0.saturating_sub(may_have.0))
+        })
     }
 
     async fn actual(&mut self, deadline: Instant) -> Result<TierBytes, ProvisionError> {

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use crate::controller::{Observation, Order, PATIENCE, VmCommand};
 use crate::hypervisor::HypervisorError;
+use crate::outside;
 
 /// A way to change how much memory of each tier a VM owns.
 ///
@@ -21,11 +22,16 @@ pub trait Provisioner: Send {
     /// The provisioner's name in configuration and metrics.
     fn name(&self) -> &'static str;
 
-    /// Memory that the VM's files occupy beyond what it owns; 0 if unknown.
+    /// Reads how much host memory the VM's files occupy; `None` if its overrun is not watched.
+    fn read_backed(&self) -> Option<outside::ReadSizes> {
+        None
+    }
+
+    /// Memory beyond what the VM owns, if its files occupy `backed`; 0 if unknown.
     ///
-    /// Such memory was returned and then touched again. Asks neither guest nor hypervisor.
-    fn overrun(&self) -> impl Future<Output = TierBytes> + Send {
-        std::future::ready(TierBytes::default())
+    /// Such memory was returned and then touched again.
+    fn overrun(&self, _backed: TierBytes) -> TierBytes {
+        TierBytes::default()
     }
 
     /// Memory that the VM owns now. Asks the VM; nothing is cached.

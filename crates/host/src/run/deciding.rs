@@ -211,6 +211,7 @@ impl Deciding {
                     self.is_due = true;
                 }
                 _ = policy_due.tick() => {
+                    self.read_reports();
                     self.ask_policy();
                     self.is_due = true;
                     // Show new statistics.
@@ -251,7 +252,7 @@ impl Deciding {
         let Some(known) = self.known.get_mut(name) else {
             return;
         };
-        self.stale |= !matches!(news, News::Usage(_) | News::Places(_));
+        self.stale |= !matches!(news, News::Usage(_) | News::Reports(_) | News::Places(_));
         match news {
             News::Observation(observation) => {
                 known.heard(&observation);
@@ -276,6 +277,7 @@ impl Deciding {
                     self.observe(name, Observation::OwnedChanged);
                 }
             }
+            News::Reports(reports) => known.reported_at(reports),
             News::Places(places) => known.places = places,
             News::Managed(by) => {
                 if known.managed_by.replace(by) != Some(by) {
@@ -292,6 +294,19 @@ impl Deciding {
                     known.trouble = Some(why);
                 }
             }
+        }
+    }
+
+    /// Takes in the reports of guests since the last call.
+    fn read_reports(&mut self) {
+        let mut changed = vec![];
+        for (name, known) in &mut self.known {
+            if known.read_report() {
+                changed.push(name.clone());
+            }
+        }
+        for name in changed {
+            self.observe(&name, Observation::OwnedChanged);
         }
     }
 

@@ -3,6 +3,7 @@
 use demeter_policy::provision::{ProvisionerKind, Smoothed, Usage};
 use demeter_policy::{ByteCount, NodeId, PerTier, TierBytes};
 use demeter_proto::{NodeStats, Stats};
+use tokio::sync::watch;
 
 use super::deciding::limits;
 use crate::config::VmConfig;
@@ -23,6 +24,8 @@ pub(super) struct Known {
     /// Component that moves its memory between tiers.
     pub managed_by: Option<&'static str>,
     nodes: PerTier<NodeId>,
+    /// Where its agent reports.
+    reports: Option<watch::Receiver<Option<Stats>>>,
     /// Memory returned to the host.
     pub returned: ByteCount,
     /// Number of overruns, and the size of the latest.
@@ -53,6 +56,7 @@ impl Known {
             provisioner: config.provisioner,
             managed_by: None,
             nodes: config.nodes(),
+            reports: None,
             returned: ByteCount(0),
             overruns: 0,
             overrun: TierBytes::default(),
@@ -77,6 +81,10 @@ impl Known {
             Observation::Lost | Observation::Gone | Observation::Reset
         ) {
             self.usage = None;
+            if let Some(reports) = &mut self.reports {
+                // Earlier reports are not about this guest.
+                reports.mark_unchanged();
+            }
             self.working_set = Smoothed::default();
             self.fast_hit = None;
             self.relocation = None;
@@ -84,6 +92,23 @@ impl Known {
             self.places = None;
             self.oom_returned = ByteCount(0);
         }
+    }
+
+    /// From now on reads the reports of the guest's agent here.
+    pub fn reported_at(&mut self, reports: watch::Receiver<Option<Stats>>) {
+        self.reports = Some(reports);
+    }
+
+    /// Takes the latest report of the guest's agent, if it is new. Returns the same as `used`.
+    pub fn read_report(&mut self) -> bool {
+        let Some(reports) = &mut self.reports else {
+            return false;
+        };
+        if !reports.has_changed().unwrap_or(false) {
+            return false;
+        }
+        let stats = reports.borrow_and_update().clone();
+        stats.is_some_and(|stats| self.used(&stats))
     }
 
     /// Takes the guest's report. Returns whether the driver gave memory back by itself. A false
