@@ -142,7 +142,7 @@ impl Deciding {
         }
         let known = |(name, vm): (&VmName, &VmConfig)| (name.clone(), Known::new(vm));
         config_out.send_replace(Arc::new(config.clone()));
-        let deciding = Self {
+        let mut deciding = Self {
             controller,
             pools,
             evacuates: false,
@@ -173,6 +173,8 @@ impl Deciding {
             is_due: true,
         };
         deciding.tell_unused(&deciding.unused);
+        // The API may be asked before the first decision.
+        deciding.publish();
         Ok(deciding)
     }
 
@@ -185,7 +187,6 @@ impl Deciding {
     ) -> Infallible {
         let mut policy_due = interval(POLICY_EVERY);
         policy_due.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        self.publish();
         let mut view_due = interval(VIEW_EVERY);
         view_due.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut batch = Vec::with_capacity(QUEUE_MAX);
