@@ -126,7 +126,7 @@ async fn read_all(all: Vec<Weak<Watched>>) {
 impl Watched {
     /// Reads the sizes and tells a change. A VM that waits for its files already is left out.
     fn read(&self, wait: &MayWait) {
-        // Kept until the sizes are told, so that no punch comes between.
+        // Kept until the sizes are published, so that no punch comes between.
         let Ok(_turn) = self.outside.0.try_acquire() else {
             return;
         };
