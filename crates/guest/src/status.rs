@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use demeter_policy::benefit::Benefit;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
 use prometheus_client::metrics::counter::ConstCounter;
@@ -62,6 +63,9 @@ pub struct Status {
     pub working_set_slow_bytes: u64,
     /// Samples in fast memory per thousand; null before the first sample.
     pub fast_hit_permille: Option<u16>,
+    /// Benefit of fast memory for the managed processes, for the relay.
+    #[serde(skip)]
+    pub benefit: Option<Benefit>,
     /// Fast memory that is kept free for the balloon, bytes.
     pub balloon_wants_bytes: u64,
     /// The last error after which the agent continued.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub struct Provisioning {
     /// The mechanism: `static`, `virtio-balloon`, `virtio-mem` or `demeter-balloon`.
     pub provisioner: String,
-    /// The policy that divided the memory: `static`, `shares` or `wss`.
+    /// The policy that divided the memory: `static`, `shares`, `wss` or `benefit`.
     pub policy: String,
     /// Bytes taken from the VM before the workload started, according to the guest.
     pub bytes_inflated: Option<u64>,

@@ -6,9 +6,10 @@
 //! Within a guest [`engine::Engine`] decides: [`Sample`]s or [`Observation`]s → [`Heat`] of each block → pairs of
 //! blocks whose exchange has paid for itself ([`Plan`], with [`ResidencyMap`] and [`Room`]) → batches of moves.
 //! [`Tuning`] has its parameters. [`damon`] chooses which accessed bits to read in a guest without a PMU. [`provision`]
-//! divides a host's memory between guests, and [`history`] finds hot memory of a guest without an agent.
+//! divides a host's memory between guests, with the [`benefit`] that each expects of fast memory, and [`history`] finds hot memory of a guest without an agent.
 
 mod addr;
+pub mod benefit;
 #[cfg(test)]
 mod chance;
 pub mod damon;

@@ -3,7 +3,8 @@
 //! Integers are little-endian at fixed places. A list comes last, without a count: its length
 //! follows from the payload's.
 
-use demeter_policy::{ByteCount, GuestPhysAddr, NodeId};
+use demeter_policy::benefit::{Benefit, BenefitPoint, POINTS_MAX, Waits};
+use demeter_policy::{ByteCount, GuestPhysAddr, NodeId, PerTier};
 
 use crate::frame::LISTS_BY_PARTS;
 use crate::message::{
@@ -18,6 +19,9 @@ const UNKNOWN: u16 = 0xffff;
 
 /// First version whose statistics include cost and benefit of moves.
 const RELOCATION_TOLD: u16 = 3;
+
+/// First version whose statistics include the benefit of fast memory.
+const BENEFIT_TOLD: u16 = 4;
 
 /// Appends the payload in the format of `version` and returns its kind.
 pub(crate) fn write(
@@ -47,6 +51,9 @@ pub(crate) fn write(
                 w.u64(relocation.cost_ms);
                 w.u64(relocation.benefit_ms.cast_unsigned());
                 w.0.push(relocation.is_resting.into());
+            }
+            if version >= BENEFIT_TOLD {
+                w.benefit(stats.benefit.as_ref());
             }
             w.u64(stats.oom_returned.0);
             for node in at_most_nodes(&stats.nodes)? {
@@ -209,6 +216,25 @@ impl Writer<'_> {
         self.u64(resize.bytes.0);
     }
 
+    /// The number of points comes first, since a list of nodes follows; 0 means unknown.
+    fn benefit(&mut self, benefit: Option<&Benefit>) {
+        let Some(benefit) = benefit else {
+            self.0.push(0);
+            return;
+        };
+        // A benefit has at most POINTS_MAX points.
+        self.0.push(benefit.points().len() as u8);
+        for point in benefit.points() {
+            self.u64(point.fast.0);
+            self.u16(point.served_permille);
+        }
+        self.u32(benefit.latency_ns().fast);
+        self.u32(benefit.latency_ns().slow);
+        self.u32(benefit.running_ms());
+        self.u16(benefit.waits().min_permille);
+        self.u16(benefit.waits().max_permille);
+    }
+
     fn ranges(&mut self, ranges: &Ranges) -> Result<(), EncodeError> {
         if ranges.ranges.len() > RANGES_MAX {
             return Err(EncodeError::Ranges(ranges.ranges.len()));
@@ -283,8 +309,12 @@ impl<'a> Reader<'a> {
         self.u64().map(RequestId)
     }
 
+    fn u16(&mut self) -> Option<u16> {
+        self.array().map(u16::from_le_bytes)
+    }
+
     fn permille(&mut self) -> Option<Permille> {
-        let value = u16::from_le_bytes(self.array()?);
+        let value = self.u16()?;
         (value <= 1000).then(|| Permille::new(value))
     }
 
@@ -316,6 +346,10 @@ impl<'a> Reader<'a> {
                 RELOCATION_TOLD.. => self.relocation()?,
                 _ => None,
             },
+            benefit: match version {
+                BENEFIT_TOLD.. => self.benefit()?,
+                _ => None,
+            },
             oom_returned: self.bytes()?,
             nodes: self.list(36, NODES_MAX, |r| {
                 Some(NodeStats {
@@ -341,6 +375,38 @@ impl<'a> Reader<'a> {
             true => Some(Some(relocation)),
             false => (relocation == Relocation::default()).then_some(None),
         }
+    }
+
+    /// The outer `None` means malformed, the inner one unknown. A benefit whose fields contradict
+    /// each other is malformed.
+    fn benefit(&mut self) -> Option<Option<Benefit>> {
+        let [count] = self.array()?;
+        let count = usize::from(count);
+        if count == 0 {
+            return Some(None);
+        }
+        if count > POINTS_MAX {
+            return None;
+        }
+        let point = |_| {
+            Some(BenefitPoint {
+                fast: self.bytes()?,
+                served_permille: self.u16()?,
+            })
+        };
+        let points = (0..count).map(point).collect::<Option<Vec<_>>>()?;
+        let latency_ns = PerTier {
+            fast: self.u32()?,
+            slow: self.u32()?,
+        };
+        let running_ms = self.u32()?;
+        let waits = Waits {
+            min_permille: self.u16()?,
+            max_permille: self.u16()?,
+        };
+        Benefit::new(points, latency_ns, running_ms, waits)
+            .ok()
+            .map(Some)
     }
 
     fn ranges(&mut self) -> Option<Ranges> {

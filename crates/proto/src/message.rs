@@ -5,6 +5,7 @@
 //! [`Message::List`]. Every answer carries the request's id. A request that arrives twice in one
 //! session is carried out once and gets the same answer twice.
 
+use demeter_policy::benefit::Benefit;
 use demeter_policy::{ByteCount, GuestPhysAddr, NodeId};
 
 /// Maximum number of nodes that a guest may report.
@@ -169,6 +170,8 @@ pub struct Stats {
     pub fast_hit: Option<Permille>,
     /// Cost and benefit of moves; `None` without an agent.
     pub relocation: Option<Relocation>,
+    /// Benefit of fast memory; `None` without an agent, or before it saw an access.
+    pub benefit: Option<Benefit>,
     /// Memory that the driver gave back by itself since boot. The guest had run out of memory.
     pub oom_returned: ByteCount,
     /// Use of each node, at most [`NODES_MAX`].

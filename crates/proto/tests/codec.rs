@@ -1,11 +1,13 @@
 //! Properties of the codec: an encoded message is decoded however the pipe cuts it, and any bytes
 //! are harmless.
 
-use demeter_policy::{ByteCount, GuestPhysAddr, NodeId};
+use demeter_policy::benefit::{Benefit, BenefitPoint, POINTS_MAX, Waits};
+use demeter_policy::{ByteCount, GuestPhysAddr, NodeId, PerTier};
 use demeter_proto::{
     BootId, DecodeError, Decoder, Done, ENCODED_BYTES_MAX, EncodeError, GpaRange, Hello, Message,
     NODES_MAX, NodeStats, NodeTotal, Nonce, Outcome, Permille, RANGES_MAX, REASON_BYTES_MAX,
-    Ranges, Relocation, RequestId, Resize, SessionId, Stats, VERSION_MIN, encode, encode_as, shown,
+    Ranges, Relocation, RequestId, Resize, SessionId, Stats, VERSION, VERSION_MIN, encode,
+    encode_as, shown,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -45,6 +47,42 @@ fn hello() -> impl Strategy<Value = Message> {
         })
 }
 
+fn benefit() -> impl Strategy<Value = Benefit> {
+    let points = vec((1..1u64 << 58, 0u16..=1000), 1..=POINTS_MAX);
+    (
+        points,
+        1u32..1000,
+        0u32..1000,
+        0u32..10_000,
+        0u16..=1000,
+        0u16..=1000,
+    )
+        .prop_map(|(steps, fast, more, running_ms, one, other)| {
+            let mut served: Vec<_> = steps.iter().map(|step| step.1).collect();
+            served.sort();
+            let mut sum = 0;
+            let points = steps
+                .iter()
+                .zip(served)
+                .map(|((step, _), served_permille)| {
+                    sum += step;
+                    BenefitPoint {
+                        fast: ByteCount(sum),
+                        served_permille,
+                    }
+                });
+            let latency_ns = PerTier {
+                fast,
+                slow: fast + more,
+            };
+            let waits = Waits {
+                min_permille: one.min(other),
+                max_permille: one.max(other),
+            };
+            Benefit::new(points.collect(), latency_ns, running_ms, waits).unwrap()
+        })
+}
+
 fn stats() -> impl Strategy<Value = Message> {
     let node = (node(), bytes(), bytes(), bytes(), bytes()).prop_map(
         |(node, total, free, held, working_set)| NodeStats {
@@ -69,16 +107,18 @@ fn stats() -> impl Strategy<Value = Message> {
         permille(),
         hit,
         relocation,
+        prop::option::of(benefit()),
         bytes(),
         vec(node, 0..=NODES_MAX),
     )
         .prop_map(
-            |(psi_some, psi_full, fast_hit, relocation, oom_returned, nodes)| {
+            |(psi_some, psi_full, fast_hit, relocation, benefit, oom_returned, nodes)| {
                 Message::Stats(Stats {
                     psi_some,
                     psi_full,
                     fast_hit,
                     relocation,
+                    benefit,
                     oom_returned,
                     nodes,
                 })
@@ -204,22 +244,26 @@ proptest! {
 
     /// Fields that a version does not have are lost; all others survive.
     #[test]
-    fn the_version_before_is_spoken_and_told(message in message()) {
+    fn the_versions_before_are_spoken_and_told(message in message(), version in VERSION_MIN..=VERSION) {
         let mut pipe = vec![];
-        encode_as(VERSION_MIN, &message, &mut pipe).unwrap();
+        encode_as(version, &message, &mut pipe).unwrap();
         let mut decoder = Decoder::default();
         decoder.push(&pipe);
         let expected = match message {
-            Message::List { request, node, .. } => Message::List {
+            Message::List { request, node, .. } if version < 3 => Message::List {
                 request,
                 node,
                 from: GuestPhysAddr(0),
             },
-            Message::Stats(stats) => Message::Stats(Stats { relocation: None, ..stats }),
+            Message::Stats(stats) => Message::Stats(Stats {
+                relocation: stats.relocation.filter(|_| version >= 3),
+                benefit: stats.benefit.filter(|_| version >= 4),
+                ..stats
+            }),
             message => message,
         };
         prop_assert_eq!(decoder.next(), Ok(Some(expected)));
-        prop_assert_eq!(decoder.version(), Some(VERSION_MIN));
+        prop_assert_eq!(decoder.version(), Some(version));
     }
 
     #[test]

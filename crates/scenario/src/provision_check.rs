@@ -168,13 +168,20 @@ fn check_policies(provision: &Provision, systems: &[System]) -> Result<(), Strin
              virtio-mem or demeter-balloon"
         ));
     }
-    let needs_agent = provision.policies.contains(&Policy::Wss);
-    refuse_if(needs_agent && !system.has_agent(), || {
-        format!(
-            "provision.policies: \"wss\" needs the agent's estimate of the working set, which \
-             the system \"{system}\" does not have"
-        )
-    })
+    let estimates = [
+        (Policy::Wss, "the working set"),
+        (Policy::Benefit, "the benefit of fast memory"),
+    ];
+    for (policy, estimate) in estimates {
+        let needs_agent = provision.policies.contains(&policy);
+        refuse_if(needs_agent && !system.has_agent(), || {
+            format!(
+                "provision.policies: \"{policy}\" needs the agent's estimate of {estimate}, which \
+                 the system \"{system}\" does not have"
+            )
+        })?;
+    }
+    Ok(())
 }
 
 fn check_cycle(cycle: &ResizeCycle, duration_s: u64) -> Result<(), String> {

@@ -14,7 +14,9 @@
 //! - No page is lost or duplicated, in the guests or in the host.
 
 use demeter_outcome::{Provisioning, Resize};
-use demeter_policy::provision::{Claim, Policy, ProvisionerKind, Smoothed, Usage, allocate};
+use demeter_policy::provision::{
+    Claim, Curve, Policy, ProvisionerKind, Smoothed, SmoothedCurve, Usage, allocate,
+};
 use demeter_policy::{BLOCK_SIZE, ByteCount, MIB, PerTier};
 use demeter_scenario::{Provisioner as Mechanism, ResizeCycle, Scenario, Through, Variant};
 
@@ -136,6 +138,7 @@ pub(crate) struct Provisioner {
     /// The policy's view of the VMs, in order.
     claims: Vec<Claim>,
     working_sets: Vec<Smoothed>,
+    curves: Vec<SmoothedCurve>,
     resizes: Vec<Resize>,
     /// Number of times that VMs owned more than the pool.
     violations: u64,
@@ -172,6 +175,7 @@ impl Provisioner {
             current: PerTier { fast, slow },
             usage: None,
             pinned: false,
+            service: None,
         };
         let shares = provision.vms.iter().map(|vm| vm.share);
         let shares: Vec<u32> = shares.chain([1]).take(count).collect();
@@ -183,6 +187,7 @@ impl Provisioner {
             pool,
             claims: shares.into_iter().map(claim).collect(),
             working_sets: vec![Smoothed::default(); count],
+            curves: vec![SmoothedCurve::default(); count],
             resizes: vec![],
             violations: 0,
         })
@@ -239,15 +244,21 @@ impl Provisioner {
     /// Applies the policy's decision as far as the pool allows.
     fn divide<P: Program>(&mut self, world: &mut World<P>) {
         let vms = world.vms.iter().zip(&mut self.working_sets);
-        for ((vm, smoothed), claim) in vms.zip(&mut self.claims) {
+        let vms = vms.zip(&mut self.curves).zip(&mut self.claims);
+        for (((vm, smoothed), curve), claim) in vms {
             let before = claim.usage.and_then(|usage| usage.working_set);
+            let curve_before = claim.usage.and_then(|usage| usage.curve);
             let seen = vm.manager.working_set();
+            let benefit = vm.manager.benefit(&vm.guest);
             claim.usage = Some(Usage {
                 used: PerTier {
                     fast: vm.guest.used_fast(),
                     slow: claim.current.slow,
                 },
                 working_set: seen.map(|bytes| smoothed.update(bytes)).or(before),
+                curve: benefit
+                    .map(|benefit| curve.update(Curve::new(&benefit)))
+                    .or(curve_before),
                 // The model has no tasks that wait for memory.
                 pressed: false,
             });

@@ -10,6 +10,7 @@
 //! Requests are dispatched here. Moves are in `moving`, the status is in `report`.
 
 mod contracts;
+mod cpu_time;
 mod headroom;
 mod machine;
 mod moving;
@@ -24,6 +25,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use contracts::{ReadingBudget, Rules};
+use cpu_time::CpuTime;
 use demeter_linux::base_page::{OtherBasePages, check_base_pages};
 use demeter_linux::cpu;
 use demeter_policy::engine::{self, ByHeat, Engine, Gain, Input, Misuse, Request};
@@ -107,6 +109,7 @@ pub struct Agent {
     machine: Machine,
     /// When nodes and CPUs were last checked.
     followed: Instant,
+    cpu_time: CpuTime,
     finder: TargetFinder,
     tracker: Box<dyn Tracker>,
     pages: Box<dyn Pages>,
@@ -313,6 +316,7 @@ impl Agent {
             prober: Prober::new(machine.tiers().clone()),
             machine,
             followed: Instant::now(),
+            cpu_time: CpuTime::new(cpus),
             tracker,
             pages,
             status,

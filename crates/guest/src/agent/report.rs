@@ -1,12 +1,18 @@
 //! Writes the agent's status and log of an epoch.
 
-use demeter_policy::{MIB, engine};
+use std::time::Instant;
+
+use demeter_policy::benefit::{Benefit, Observed};
+use demeter_policy::{Level, MIB, PerTier, engine};
 
 use super::Agent;
 use super::process::Process;
 use crate::status::{LeftAlone, TargetStatus};
 
 const NS_PER_MS: u64 = 1_000_000;
+
+/// Epochs from one benefit of fast memory to the next, because it costs as much as the rest of a report.
+const BENEFIT_EVERY: u32 = 4;
 
 impl Agent {
     /// Updates the status after an epoch.
@@ -17,6 +23,10 @@ impl Agent {
             tracing::warn!("{}", error.as_deref().unwrap_or_default());
             self.warned.clone_from(&error);
         }
+        let benefit = match self.engine.epoch().is_multiple_of(BENEFIT_EVERY) {
+            true => self.benefit(),
+            false => None,
+        };
         let (engine, figures) = (&*self.engine, self.engine.figures());
         let ranking = engine.ranking();
         let (used, balance) = (engine.working_set(), engine.balance());
@@ -51,6 +61,7 @@ impl Agent {
             s.working_set_fast_bytes = used.placement.fast.0;
             s.working_set_slow_bytes = used.placement.slow.0;
             s.fast_hit_permille = used.fast_hit_permille.or(s.fast_hit_permille);
+            s.benefit = benefit.or(s.benefit.take());
             s.fast_free_bytes = engine.fast_free().map_or(s.fast_free_bytes, |free| free.0);
             if let Some((targets, aside)) = details {
                 s.targets = targets;
@@ -77,6 +88,25 @@ impl Agent {
                 slow_mib = at.slow.0 / MIB,
             );
         }
+    }
+
+    /// The benefit of fast memory for the managed processes alone.
+    fn benefit(&mut self) -> Option<Benefit> {
+        let running_ms = self.cpu_time.running_ms(&self.root, Instant::now());
+        let (engine, latency_ns) = (&*self.engine, self.machine.latency_ns());
+        let loads_per_sample = self.tracker.loads_per_sample();
+        let observed = Observed {
+            ranking: engine.ranking(),
+            residency: engine.residency(),
+            latency_ns: PerTier {
+                fast: *latency_ns.get(Level::First),
+                slow: *latency_ns.get(self.machine.tiers().slowest()),
+            },
+            running_ms,
+            loads_per_s: loads_per_sample.map(|loads| f64::from(loads) * engine.rate()),
+            overlaps: self.tracker.loads_overlap(),
+        };
+        observed.benefit()
     }
 
     fn target_status(&self, figures: &engine::ProcessFigures) -> TargetStatus {

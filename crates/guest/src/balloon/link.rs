@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use demeter_policy::NodeId;
-use demeter_proto::{Decoder, Hello, Message, SessionId, encode};
+use demeter_proto::{Decoder, Hello, Message, SessionId, VERSION, encode_as};
 
 use super::port::{PORT_NAME, Port, Transfer};
 use super::relay::{Opener, Relay, RoomMaker};
@@ -124,6 +124,7 @@ impl RunningRelay {
             decoder: Decoder::default(),
             unsent: vec![],
             connected: false,
+            version: VERSION,
         };
         let (stop, stopped) = UnixStream::pair().map_err(kernel("a socket"))?;
         let thread = std::thread::Builder::new().name("relay".into());
@@ -175,6 +176,8 @@ struct Worker {
     decoder: Decoder,
     unsent: Vec<u8>,
     connected: bool,
+    /// Version of our messages: the host's once it welcomed us, before that the newest and the one before in turn.
+    version: u16,
 }
 
 /// Events that ended a wait.
@@ -290,6 +293,7 @@ impl Worker {
                 Some(Err(error)) => return self.lose(&error),
             }
             self.connected = true;
+            self.version = VERSION;
             self.relay.connected(out);
         }
         if ready.readable {
@@ -324,7 +328,12 @@ impl Worker {
                 self.decoder.push(&buffer[..count]);
                 loop {
                     match self.decoder.next() {
-                        Ok(Some(message)) => self.relay.receive(message, out),
+                        Ok(Some(message)) => {
+                            self.relay.receive(message, out);
+                            if self.relay.is_welcomed() {
+                                self.version = self.decoder.version().unwrap_or(VERSION);
+                            }
+                        }
                         Ok(None) => break,
                         Err(error) => tracing::debug!("from the host: {error}"),
                     }
@@ -362,6 +371,10 @@ impl Worker {
             return;
         }
         if !self.relay.is_welcomed() {
+            self.version = match self.version {
+                VERSION => VERSION - 1,
+                _ => VERSION,
+            };
             self.relay.greet(out);
             return;
         }
@@ -375,7 +388,7 @@ impl Worker {
 
     fn send(&mut self, out: &mut Vec<Message>) {
         for message in out.drain(..).filter(|_| self.connected) {
-            if let Err(error) = encode(&message, &mut self.unsent) {
+            if let Err(error) = encode_as(self.version, &message, &mut self.unsent) {
                 tracing::error!("{error}");
             }
         }

@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use demeter_policy::benefit::Benefit;
 use demeter_policy::{ByteCount, NodeId};
 use demeter_proto::{BootId, NODES_MAX, NodeStats, NodeTotal, Permille, Relocation, Stats};
 
@@ -78,9 +79,25 @@ pub fn stats(
             benefit_ms: s.moves_benefit_ms,
             is_resting: s.is_resting,
         }),
+        benefit: status.and_then(|status| benefit(status, &told)),
         oom_returned: ByteCount(oom_returned),
         nodes: told,
     })
+}
+
+/// The benefit of fast memory that the VM owns: the kernel and other programs need some of it first.
+fn benefit(status: &Status, told: &[NodeStats]) -> Option<Benefit> {
+    let nodes = &status.tiers.first()?.nodes;
+    let of_tier = told.iter().filter(|of| nodes.contains(&of.node.0));
+    let owned = of_tier.map(|of| of.total.0.saturating_sub(of.held.0));
+    let managed = status.targets.iter().map(|target| target.fast_bytes);
+    let usable = managed.chain([status.fast_free_bytes]);
+    let (owned, usable) = (
+        owned.fold(0, u64::saturating_add),
+        usable.fold(0, u64::saturating_add),
+    );
+    let benefit = status.benefit.clone()?;
+    Some(benefit.beside(ByteCount(owned.saturating_sub(usable))))
 }
 
 /// The working set to report with a node. The first node of each tier reports for its tier.

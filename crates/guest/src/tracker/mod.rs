@@ -36,6 +36,11 @@ pub trait Tracker: Send {
         None
     }
 
+    /// Whether loads may overlap, so that their latencies add up to more than the time that a program waits.
+    fn loads_overlap(&self) -> bool {
+        true
+    }
+
     /// Upper bound of a program's assumed share of time that it waits for memory.
     fn waits(&self) -> f64 {
         1.0

@@ -67,6 +67,10 @@ impl Tracker for Retry {
         self.tracker.loads_per_sample()
     }
 
+    fn loads_overlap(&self) -> bool {
+        self.tracker.loads_overlap()
+    }
+
     fn waits(&self) -> f64 {
         self.tracker.waits()
     }

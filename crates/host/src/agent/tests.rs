@@ -161,6 +161,7 @@ fn stats(oom_returned: u64) -> Message {
         psi_full: Default::default(),
         fast_hit: None,
         relocation: None,
+        benefit: None,
         oom_returned: ByteCount(oom_returned),
         nodes: vec![],
     })

@@ -437,6 +437,7 @@ impl Worker {
             // A share of scans that found an access, because bits do not tell how often.
             fast_hit: fast_hit.map(Permille::new),
             relocation: None,
+            benefit: None,
             oom_returned: ByteCount(0),
             nodes: vec![
                 node(self.nodes.fast, self.usage.fast, set.fast),

@@ -645,6 +645,7 @@ fn claim(vm: &VmStatus, known: &Known) -> provision::Claim {
         },
         usage: known.usage,
         pinned,
+        service: None,
     }
 }
 

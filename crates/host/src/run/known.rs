@@ -1,6 +1,7 @@
 //! Facts about a VM that the controller does not need, for the policy and for people.
 
-use demeter_policy::provision::{ProvisionerKind, Smoothed, Usage};
+use demeter_policy::benefit::Benefit;
+use demeter_policy::provision::{Curve, ProvisionerKind, Smoothed, SmoothedCurve, Usage};
 use demeter_policy::{ByteCount, NodeId, PerTier, TierBytes};
 use demeter_proto::{NodeStats, Stats};
 use tokio::sync::watch;
@@ -36,6 +37,9 @@ pub(super) struct Known {
     /// Its smoothed memory use; `None` until the first report.
     pub usage: Option<Usage>,
     working_set: Smoothed,
+    curve: SmoothedCurve,
+    /// Benefit of fast memory at the last report.
+    pub benefit: Option<Benefit>,
     /// Share of sampled accesses that fast memory served.
     pub fast_hit: Option<f64>,
     /// Cost and benefit of its agent's moves.
@@ -63,6 +67,8 @@ impl Known {
             trouble: None,
             usage: None,
             working_set: Smoothed::default(),
+            curve: SmoothedCurve::default(),
+            benefit: None,
             fast_hit: None,
             relocation: None,
             pressure: None,
@@ -86,6 +92,8 @@ impl Known {
                 reports.mark_unchanged();
             }
             self.working_set = Smoothed::default();
+            self.curve = SmoothedCurve::default();
+            self.benefit = None;
             self.fast_hit = None;
             self.relocation = None;
             self.pressure = None;
@@ -130,9 +138,14 @@ impl Known {
                     .unwrap_or_default()
             }),
             working_set: sampled.then(|| self.working_set.update(measured)),
+            curve: stats
+                .benefit
+                .as_ref()
+                .map(|benefit| self.curve.update(Curve::new(benefit))),
             pressed: stats.psi_some.get() >= PRESSED_PERMILLE,
         });
         let share = |permille: demeter_proto::Permille| f64::from(permille.get()) / 1000.0;
+        self.benefit.clone_from(&stats.benefit);
         self.fast_hit = stats.fast_hit.map(share);
         self.relocation = stats.relocation.map(|of| RelocationView {
             cost_ms: of.cost_ms,
@@ -173,6 +186,7 @@ mod tests {
                 benefit_ms: -7,
                 ..Default::default()
             }),
+            benefit: None,
             oom_returned: ByteCount(0),
             nodes: vec![
                 node(1, 100, 20, 50, 3),

@@ -181,6 +181,7 @@ fn stats(state: &State) -> Message {
         psi_full: Permille::new(0),
         fast_hit: Some(Permille::new(900)),
         relocation: None,
+        benefit: None,
         oom_returned: ByteCount(0),
         nodes: state.nodes.iter().map(node).collect(),
     })

@@ -376,6 +376,12 @@ impl<S: Strategy> Engine<S> {
         working_set(&self.ranking, &self.residency)
     }
 
+    /// Estimated accesses per second of all processes, in the units of added samples.
+    pub fn rate(&self) -> f64 {
+        let processes = self.processes.values();
+        processes.map(|p| p.classifier.rate()).sum()
+    }
+
     /// Fast memory available to programs at the last reading.
     pub fn fast_free(&self) -> Option<ByteCount> {
         self.usable.map(|usable| usable.0[0])

@@ -7,13 +7,19 @@
 //! # Terms
 //! - *weight*: the proportion in which the policy divides a pool. With [`Policy::Shares`] it is the VM's share; with
 //!   [`Policy::Wss`] the working set for fast memory, and the memory in use for slow memory.
+//! - *curve*: the time that a VM's programs save with fast memory of each size.
 //! - *floor*: the minimum of a VM: its guarantee and, under memory pressure, the part of its memory that it uses. A VM
-//!   without a weight keeps all it has (all VMs with [`Policy::Static`], an untracked one with [`Policy::Wss`]).
+//!   without a weight keeps all it has (all VMs with [`Policy::Static`], an untracked one with [`Policy::Wss`]). With
+//!   [`Policy::Benefit`] the size at which a VM's service level holds is part of its floor, as far as the pool reaches.
 //!
 //! # Approach
 //! Equation 1 of Lee, Gupta and Schwan: pool × weight ÷ sum of weights, within each VM's floor and limit. `fill` finds
 //! the level at which the pool is used up. Weights are smoothed over time ([`Smoothed`]), grants are whole blocks, and
 //! nothing changes unless some VM's grant changes by a minimum step.
+//!
+//! With [`Policy::Benefit`] fast memory goes where the next MiB saves most time (`benefit`). The concave hull of each
+//! curve between floor and limit has pieces of falling slope. The steepest piece of all VMs is next. Memory that saves
+//! nothing is divided by shares.
 //!
 //! # Properties
 //! - The grants of a tier never exceed its pool.
@@ -21,9 +27,12 @@
 //! - A VM under pressure keeps at least the memory that it uses, as long as the present sizes follow the rules.
 //! - The same input gives the same grants, whatever the order of the VMs.
 //! - A larger weight never gets less, all else being equal.
+//! - A VM whose curve is multiplied gets no less, but for a block.
+//! - A false curve gets no more than its VM's limit, and takes nothing of others' floors.
 //! - VMs with a weight get all memory that limits allow, except for less than a block each.
 //! - Changes below the minimum step are not made.
 
+mod benefit;
 mod fill;
 mod smoothed;
 
@@ -31,8 +40,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{BLOCK_SIZE, ByteCount, PerTier, Tier, TierBytes};
 
+pub use benefit::{Curve, SmoothedCurve};
 pub use smoothed::Smoothed;
 
+use benefit::divide;
 use fill::{Bounds, fill};
 
 /// The policy that divides pools.
@@ -48,6 +59,8 @@ pub enum Policy {
     Shares,
     /// By working sets.
     Wss,
+    /// Where fast memory saves most time.
+    Benefit,
 }
 
 /// The mechanism that resizes a VM.
@@ -80,6 +93,8 @@ pub struct Claim {
     pub usage: Option<Usage>,
     /// It cannot be resized now (it does not answer, or is left alone) and keeps its memory.
     pub pinned: bool,
+    /// Fast memory at which its service level holds; `None` without a level, or while the size is unknown.
+    pub service: Option<ByteCount>,
 }
 
 /// A VM's use of memory.
@@ -89,6 +104,8 @@ pub struct Usage {
     pub used: TierBytes,
     /// Working set in all tiers, smoothed with [`Smoothed`]; `None` if it is not tracked.
     pub working_set: Option<ByteCount>,
+    /// Benefit of fast memory, smoothed with [`SmoothedCurve`]; `None` if it is unknown.
+    pub curve: Option<Curve>,
     /// Whether its tasks wait for memory.
     pub pressed: bool,
 }
@@ -137,19 +154,18 @@ fn allocate_tier(
             promised: ByteCount(u64::try_from(promised).unwrap_or(u64::MAX)),
         });
     }
-    // If floors exceed the pool, they shrink in proportion, down to the guarantees.
-    let floors: Vec<_> = parts.iter().map(|part| part.floor).collect();
-    let up_to_floors: Vec<_> = parts.iter().map(Part::up_to_floor).collect();
-    let bounds: Vec<_> = fill(pool, &floors, &up_to_floors)
-        .into_iter()
-        .zip(&parts)
-        .map(|(least, part)| Bounds {
-            least,
-            ..part.bounds
-        })
-        .collect();
+    let mut bounds: Vec<_> = parts.iter().map(|part| part.bounds).collect();
+    raise(pool, &mut bounds, parts.iter().map(|part| part.floor));
+    raise(pool, &mut bounds, parts.iter().map(|part| part.service));
     let weights: Vec<_> = parts.iter().map(|part| part.weight).collect();
-    let grants: Vec<_> = fill(pool, &weights, &bounds)
+    let divided = match (policy, tier) {
+        (Policy::Benefit, Tier::Fast) => {
+            let curves: Vec<_> = claims.iter().map(Claim::curve).collect();
+            divide(pool, &curves, &weights, &bounds)
+        }
+        _ => fill(pool, &weights, &bounds),
+    };
+    let grants: Vec<_> = divided
         .into_iter()
         .zip(&bounds)
         .map(|(grant, bounds)| bounds.clamp(grant / BLOCK_SIZE * BLOCK_SIZE))
@@ -165,11 +181,29 @@ fn allocate_tier(
     Ok(chosen.into_iter().map(ByteCount).collect())
 }
 
+/// Raises minima to floors. If these exceed the pool, they shrink in proportion, down to the present minima.
+fn raise(pool: u64, bounds: &mut [Bounds], floors: impl Iterator<Item = u64>) {
+    let floors: Vec<_> = floors
+        .zip(&*bounds)
+        .map(|(floor, bounds)| bounds.clamp(floor))
+        .collect();
+    let up_to_floors = bounds.iter().zip(&floors);
+    let up_to_floors: Vec<_> = up_to_floors
+        .map(|(bounds, &most)| Bounds { most, ..*bounds })
+        .collect();
+    let raised = fill(pool, &floors, &up_to_floors);
+    for (bounds, least) in bounds.iter_mut().zip(raised) {
+        bounds.least = least;
+    }
+}
+
 /// A VM's part in the division of one tier.
 struct Part {
     bounds: Bounds,
     /// The minimum, if the pool can hold all minima.
     floor: u64,
+    /// The size at which its service level holds, likewise, if floors leave it.
+    service: u64,
     weight: u64,
     current: u64,
 }
@@ -196,6 +230,7 @@ impl Part {
                     ..bounds
                 },
                 floor: keeps,
+                service: keeps,
                 weight: 0,
                 current,
             };
@@ -205,16 +240,19 @@ impl Part {
         Self {
             bounds,
             floor: bounds.clamp(in_use),
+            service: match (policy, tier, claim.service) {
+                (Policy::Benefit, Tier::Fast, Some(service)) => bounds.clamp(service.0),
+                _ => bounds.least,
+            },
             weight,
             current,
         }
     }
+}
 
-    fn up_to_floor(&self) -> Bounds {
-        Bounds {
-            most: self.floor,
-            ..self.bounds
-        }
+impl Claim {
+    fn curve(&self) -> Option<Curve> {
+        self.usage?.curve
     }
 }
 
@@ -225,9 +263,18 @@ fn weight(policy: Policy, tier: Tier, claim: &Claim) -> Option<u64> {
         Policy::Shares => Some(claim.share.into()),
         Policy::Wss => claim.usage.and_then(|usage| match tier {
             Tier::Fast => usage.working_set.map(|bytes| bytes.0),
-            Tier::Slow => Some(usage.used.fast.0.saturating_add(usage.used.slow.0)),
+            Tier::Slow => Some(in_use(&usage)),
         }),
+        Policy::Benefit => match tier {
+            Tier::Fast => claim.curve().map(|_| claim.share.into()),
+            Tier::Slow => claim.usage.map(|usage| in_use(&usage)),
+        },
     }
+}
+
+/// Memory in use in both tiers.
+fn in_use(usage: &Usage) -> u64 {
+    usage.used.fast.0.saturating_add(usage.used.slow.0)
 }
 
 fn sum(bytes: impl Iterator<Item = u64>) -> u128 {

@@ -5,6 +5,7 @@ use strum::VariantNames;
 
 use super::*;
 use crate::MIB;
+use crate::benefit::{Benefit, BenefitPoint, LATENCY_MAX_NS, POINTS_MAX, RUNNING_MAX_MS, Waits};
 
 const STEP: ByteCount = ByteCount(16 * MIB);
 
@@ -28,6 +29,7 @@ fn claim(share: u32) -> Claim {
         current: both(256, 256),
         usage: None,
         pinned: false,
+        service: None,
     }
 }
 
@@ -35,6 +37,7 @@ fn working(mut claim: Claim, working_set: u64, pressed: bool) -> Claim {
     claim.usage = Some(Usage {
         used: claim.current,
         working_set: Some(bytes(working_set)),
+        curve: None,
         pressed,
     });
     claim
@@ -118,18 +121,147 @@ fn tier_bytes(mib_max: u64) -> impl Strategy<Value = TierBytes> {
     (bytes(), bytes()).prop_map(|(fast, slow)| TierBytes { fast, slow })
 }
 
+/// A benefit of any shape, concave or not.
+fn benefit() -> impl Strategy<Value = Benefit> {
+    let points = vec((1u64..400, 0u16..=1000), 1..=POINTS_MAX);
+    (points, 1u32..1000, 0u32..1000, 0u32..64_000, 0u16..=1000).prop_map(
+        |(steps, fast, more, running_ms, waits)| {
+            let mut mib = 0;
+            let mut served: Vec<_> = steps.iter().map(|step| step.1).collect();
+            served.sort();
+            let points = steps
+                .iter()
+                .zip(served)
+                .map(|((step, _), served_permille)| {
+                    mib += step;
+                    BenefitPoint {
+                        fast: bytes(mib),
+                        served_permille,
+                    }
+                });
+            let latency_ns = PerTier {
+                fast,
+                slow: fast + more,
+            };
+            let waits = Waits {
+                min_permille: 0,
+                max_permille: waits,
+            };
+            Benefit::new(points.collect(), latency_ns, running_ms, waits).unwrap()
+        },
+    )
+}
+
+fn curve() -> impl Strategy<Value = Curve> {
+    benefit().prop_map(|benefit| Curve::new(&benefit))
+}
+
+/// A VM whose programs run all the time and save `percent` of it with `mib` of fast memory, and half with half.
+fn saving(mut claim: Claim, mib: u64, percent: u16) -> Claim {
+    let point = |mib, served_permille| BenefitPoint {
+        fast: bytes(mib),
+        served_permille,
+    };
+    let points = vec![point(0, 0), point(mib, 1000)];
+    let waits = Waits {
+        min_permille: 0,
+        max_permille: percent * 10,
+    };
+    let benefit = Benefit::new(
+        points,
+        PerTier {
+            fast: 100,
+            slow: 200,
+        },
+        1000,
+        waits,
+    )
+    .unwrap();
+    claim.usage = Some(Usage {
+        used: claim.current,
+        working_set: None,
+        curve: Some(Curve::new(&benefit)),
+        pressed: false,
+    });
+    claim
+}
+
+#[test]
+fn fast_memory_goes_where_the_next_mib_saves_most() {
+    let (small, large) = (saving(claim(1), 100, 30), saving(claim(1), 600, 60));
+    // 0.3 % a MiB, then 0.1 % a MiB.
+    assert_eq!(fast(Policy::Benefit, 400, &[large, small]), [300, 100]);
+    // Nothing of the rest saves time, and it is divided by shares.
+    let twice = Claim { share: 2, ..small };
+    assert_eq!(fast(Policy::Benefit, 300, &[twice, small]), [200, 100]);
+    // Equal curves are served alike.
+    assert_eq!(fast(Policy::Benefit, 100, &[small, small]), [50, 50]);
+    // Without a curve it keeps what it has.
+    assert_eq!(fast(Policy::Benefit, 400, &[large, claim(1)]), [144, 256]);
+}
+
+#[test]
+fn a_jump_behind_a_flat_part_is_worth_its_mean() {
+    let points = [(0, 0), (100, 0), (200, 1000)];
+    let points = points.map(|(mib, served_permille)| BenefitPoint {
+        fast: bytes(mib),
+        served_permille,
+    });
+    let waits = Waits {
+        min_permille: 0,
+        max_permille: 500,
+    };
+    let latency_ns = PerTier {
+        fast: 100,
+        slow: 200,
+    };
+    let jump = Benefit::new(points.into(), latency_ns, 1000, waits).unwrap();
+    let mut jumping = saving(claim(1), 1, 0);
+    jumping.usage.as_mut().unwrap().curve = Some(Curve::new(&jump));
+    // 0.25 % a MiB over 200 MiB, against 0.2 % and 0.3 %.
+    let (less, more) = (saving(claim(1), 100, 20), saving(claim(1), 100, 30));
+    assert_eq!(fast(Policy::Benefit, 200, &[jumping, less]), [200, 0]);
+    assert_eq!(fast(Policy::Benefit, 300, &[jumping, more]), [200, 100]);
+}
+
+#[test]
+fn a_service_level_raises_the_floor_as_far_as_the_pool_reaches() {
+    let level = |mib, of: Claim| Claim {
+        service: Some(bytes(mib)),
+        ..of
+    };
+    let (dear, cheap) = (saving(claim(1), 100, 50), saving(claim(1), 100, 1));
+    assert_eq!(
+        fast(Policy::Benefit, 100, &[dear, level(80, cheap)]),
+        [20, 80]
+    );
+    let both = [level(400, dear), level(200, dear)];
+    assert_eq!(fast(Policy::Benefit, 300, &both), [200, 100]);
+    // Other policies know no service levels.
+    assert_eq!(
+        fast(Policy::Shares, 100, &[dear, level(80, cheap)]),
+        [50, 50]
+    );
+}
+
 /// Claims whose present state follows all rules, and pools that hold it.
 fn host() -> impl Strategy<Value = (TierBytes, Vec<Claim>)> {
     let working_set = prop::option::of((0..4000 * MIB).prop_map(ByteCount));
-    let usage = (tier_bytes(3000), working_set, any::<bool>());
+    let usage = (
+        tier_bytes(3000),
+        working_set,
+        prop::option::of(curve()),
+        any::<bool>(),
+    );
     let usage = prop::option::of(usage);
     let claim = (
         0u32..50,
         vec(tier_bytes(2000), 3),
         usage,
         prop::bool::weighted(0.1),
+        prop::option::of((0..4000 * MIB).prop_map(ByteCount)),
     );
-    let claim = claim.prop_map(|(share, amounts, usage, pinned)| {
+    let claim = claim.prop_map(|(share, amounts, usage, pinned, service)| {
         let sorted = |tier: Tier| {
             let mut three: Vec<_> = amounts.iter().map(|a| *a.get(tier)).collect();
             three.sort();
@@ -145,12 +277,14 @@ fn host() -> impl Strategy<Value = (TierBytes, Vec<Claim>)> {
             guarantee: nth(0),
             current: nth(1),
             limit: nth(2),
-            usage: usage.map(|(used, working_set, pressed)| Usage {
+            usage: usage.map(|(used, working_set, curve, pressed)| Usage {
                 used,
                 working_set,
+                curve,
                 pressed,
             }),
             pinned,
+            service,
         }
     });
     (vec(claim, 0..8), tier_bytes(4000)).prop_map(|(claims, spare)| {
@@ -232,6 +366,66 @@ proptest! {
     }
 
     #[test]
+    fn a_multiplied_curve_gets_no_less(
+        (pools, mut claims) in host(),
+        benefits in vec(benefit(), 8),
+        times in 1u32..100,
+    ) {
+        prop_assume!(!claims.is_empty());
+        for (claim, benefit) in claims.iter_mut().zip(&benefits) {
+            claim.usage = saving(*claim, 1, 0).usage;
+            claim.usage.as_mut().unwrap().curve = Some(Curve::new(benefit));
+        }
+        let before = allocate(Policy::Benefit, pools, &claims, ByteCount(0)).unwrap();
+        let one = &benefits[0];
+        let running_ms = one.running_ms() * times;
+        let more = Benefit::new(one.points().to_vec(), one.latency_ns(), running_ms, one.waits());
+        claims[0].usage.as_mut().unwrap().curve = Some(Curve::new(&more.unwrap()));
+        let after = allocate(Policy::Benefit, pools, &claims, ByteCount(0)).unwrap();
+        // Curves have whole microseconds, so a slope changes a little when it is multiplied.
+        prop_assert!(after[0].fast.0 + BLOCK_SIZE >= before[0].fast.0, "{before:?} {after:?}");
+    }
+
+    #[test]
+    fn a_false_curve_takes_nothing_of_floors((pools, mut claims) in host(), lie in benefit()) {
+        prop_assume!(!claims.is_empty());
+        let lie = Benefit::new(
+            lie.points().to_vec(),
+            PerTier { fast: 1, slow: LATENCY_MAX_NS },
+            RUNNING_MAX_MS,
+            Waits { min_permille: 1000, max_permille: 1000 },
+        );
+        claims[0].usage = saving(claims[0], 1, 0).usage;
+        claims[0].usage.as_mut().unwrap().curve = Some(Curve::new(&lie.unwrap()));
+        claims[0].service = Some(ByteCount(u64::MAX));
+        let grants = allocate(Policy::Benefit, pools, &claims, STEP).unwrap();
+        prop_assert!(grants[0].fast <= claims[0].limit.fast.max(claims[0].current.fast));
+        for (claim, grant) in claims.iter().zip(&grants).skip(1) {
+            prop_assert!(grant.fast >= claim.guarantee.fast);
+            let pressed = claim.usage.filter(|usage| usage.pressed);
+            let keeps = pressed.map(|usage| usage.used.fast.min(claim.current.fast));
+            prop_assert!(grant.fast >= keeps.unwrap_or_default());
+        }
+    }
+
+    #[test]
+    fn a_mean_of_curves_lies_between_them_and_comes_to_rest(first in benefit(), then in benefit()) {
+        let (first, then) = (Curve::new(&first), Curve::new(&then));
+        let mut mean = SmoothedCurve::default();
+        prop_assert_eq!(mean.update(first), first);
+        let between = mean.update(then);
+        for bytes in then.sizes() {
+            let (old, new) = (first.saved_us(bytes), then.saved_us(bytes));
+            let mean = between.saved_us(bytes);
+            prop_assert!((old.min(new)..=old.max(new)).contains(&mean), "{old} {new} {mean}");
+        }
+        let rest = (0..200).map(|_| mean.update(then)).last().unwrap();
+        for mib in (0..6400).step_by(100) {
+            prop_assert!(rest.saved_us(mib * MIB).abs_diff(then.saved_us(mib * MIB)) < PARTS_BYTES);
+        }
+    }
+
+    #[test]
     fn what_no_limit_forbids_is_given_out((pools, claims) in host()) {
         let grants = allocate(Policy::Shares, pools, &claims, ByteCount(0)).unwrap();
         for tier in Tier::ALL {
@@ -253,9 +447,11 @@ proptest! {
             let usage = claim.usage.get_or_insert(Usage {
                 used: *grant,
                 working_set: None,
+                curve: None,
                 pressed: false,
             });
             usage.working_set.get_or_insert(grant.fast);
+            usage.curve.get_or_insert_default();
         }
         let first = allocate(policy, pools, &claims, STEP).unwrap();
         for (claim, grant) in claims.iter_mut().zip(&first) {

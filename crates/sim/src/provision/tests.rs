@@ -63,7 +63,13 @@ fn each_second(scenario: &Scenario, mut see: impl FnMut(u64, &mut World<Workload
 
 #[test]
 fn the_pool_is_never_exceeded_and_no_page_is_lost_or_doubled() {
-    for (policy, thp) in [("wss", "always"), ("wss", "never"), ("shares", "always")] {
+    let cases = [
+        ("wss", "always"),
+        ("wss", "never"),
+        ("benefit", "always"),
+        ("shares", "always"),
+    ];
+    for (policy, thp) in cases {
         let mut sizes = vec![];
         each_second(&scenario(policy, thp), |_, world, provisioner| {
             assert!(owned(world) <= provisioner.pool.fast);
@@ -80,23 +86,25 @@ fn the_pool_is_never_exceeded_and_no_page_is_lost_or_doubled() {
         // Static shares stay constant from the first second on.
         assert_eq!(
             sizes.len() > 1,
-            policy == "wss",
+            policy != "shares",
             "{policy} {thp}: {sizes:?}"
         );
     }
 }
 
 #[test]
-fn memory_follows_the_working_set() {
-    let mut sizes = vec![];
-    each_second(&scenario("wss", "always"), |_, world, _| {
-        let [a, b] = [0, 1].map(|vm| world.vms[vm].guest.owned_fast());
-        sizes.push((a, b));
-    });
-    let (a, b) = sizes[13];
-    assert!(a > b, "{sizes:?}");
-    let (a, b) = sizes[29];
-    assert!(a < b, "{sizes:?}");
+fn memory_follows_the_working_set_and_the_benefit() {
+    for policy in ["wss", "benefit"] {
+        let mut sizes = vec![];
+        each_second(&scenario(policy, "always"), |_, world, _| {
+            let [a, b] = [0, 1].map(|vm| world.vms[vm].guest.owned_fast());
+            sizes.push((a, b));
+        });
+        let (a, b) = sizes[13];
+        assert!(a > b, "{policy}: {sizes:?}");
+        let (a, b) = sizes[29];
+        assert!(a < b, "{policy}: {sizes:?}");
+    }
 }
 
 #[test]

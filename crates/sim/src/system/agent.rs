@@ -10,12 +10,13 @@ mod variants;
 
 use std::fmt;
 
+use demeter_policy::benefit::{Benefit, Observed};
 use demeter_policy::engine::{
     Config, Direction, Engine, Gain, Input, Misuse, NodeFacts, Request, Stage, Strategy,
 };
 use demeter_policy::{
-    Block, ByteCount, GuestVirtAddr, Level, PAGE_SIZE, PerTier, RankedRange, Relocation, Sample,
-    Spread, Tier, TierBytes, VirtRange,
+    Block, ByLevel, ByteCount, GuestVirtAddr, Level, PAGE_SIZE, PerTier, RankedRange, Relocation,
+    Sample, Spread, Tier, TierBytes, VirtRange,
 };
 
 use self::damon_tracker::DamonTracker;
@@ -410,6 +411,27 @@ impl<S: Strategy> Manager for SimulatedAgent<S> {
         let set = self.engine.as_ref()?.working_set();
         // Without samples the working set is unknown, not empty.
         set.fast_hit_permille.map(|_| set.placement.total())
+    }
+
+    /// Its programs run all the time, on all CPUs.
+    fn benefit(&self, guest: &Guest) -> Option<Benefit> {
+        let engine = self.engine.as_ref()?;
+        let ByLevel([fast, slow, ..]) = self.settings.gain.latency_ns;
+        let observed = Observed {
+            ranking: engine.ranking(),
+            residency: engine.residency(),
+            latency_ns: PerTier { fast, slow },
+            running_ms: self.settings.vcpus.saturating_mul(1000),
+            loads_per_s: match self.tracker {
+                Tracker::Sampler(_) => Some(engine.rate() * self.settings.sampling.period as f64),
+                Tracker::Damon(_) => None,
+            },
+            overlaps: false,
+        };
+        let managed: u64 = engine.processes().map(|p| p.placement.fast.0).sum();
+        let usable = managed.saturating_add(guest.usable(Tier::Fast).0);
+        let others = guest.owned_fast().0.saturating_sub(usable);
+        Some(observed.benefit()?.beside(ByteCount(others)))
     }
 
     /// An in-kernel agent reads placement from page tables, so that memory is not counted.

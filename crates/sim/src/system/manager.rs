@@ -5,6 +5,7 @@
 
 use std::fmt;
 
+use demeter_policy::benefit::Benefit;
 use demeter_policy::{ByteCount, GuestPhysAddr, GuestVirtAddr, RankedRange, Tier};
 use demeter_scenario::Settings;
 
@@ -149,6 +150,11 @@ pub(crate) trait Manager: fmt::Debug {
 
     /// Its estimate of the working set, in either tier; none until it has one.
     fn working_set(&self) -> Option<ByteCount> {
+        None
+    }
+
+    /// Its estimate of the benefit of fast memory that the VM owns; none until it has one.
+    fn benefit(&self, _guest: &Guest) -> Option<Benefit> {
         None
     }
 

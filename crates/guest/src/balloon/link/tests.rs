@@ -2,7 +2,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
 
 use demeter_policy::{ByteCount, PAGE_SIZE};
-use demeter_proto::{Outcome, RequestId, Resize};
+use demeter_proto::{Outcome, RequestId, Resize, encode};
 
 use super::super::simulated::Shared;
 use super::*;
@@ -197,6 +197,25 @@ fn a_host_that_calls_again_is_greeted_again() {
         host.hear_until(|message| (message == Message::Pong { nonce }).then_some(()));
     }
     assert_eq!(sessions[0], sessions[1], "it is one relay");
+}
+
+#[test]
+fn a_host_of_the_version_before_is_greeted_and_told_in_it() {
+    let (mut host, _link) = Host::new();
+    // The host ignores greetings in a version that it does not know.
+    let hello = host.hear_until(|message| match message {
+        Message::Hello(hello) => Some(hello),
+        _ => None,
+    });
+    assert_eq!(host.decoder.version(), Some(VERSION));
+    host.hear_until(|message| matches!(message, Message::Hello(_)).then_some(()));
+    assert_eq!(host.decoder.version(), Some(VERSION - 1));
+    let session = hello.session;
+    let mut welcome = vec![];
+    encode_as(VERSION - 1, &Message::Welcome { session }, &mut welcome).unwrap();
+    host.pipe.write_all(&welcome).unwrap();
+    host.hear_until(|message| matches!(message, Message::Stats(_)).then_some(()));
+    assert_eq!(host.decoder.version(), Some(VERSION - 1));
 }
 
 #[test]

@@ -184,6 +184,11 @@ impl Tracker for LabTracker {
         Some(self.period)
     }
 
+    /// The emulator makes one load at a time.
+    fn loads_overlap(&self) -> bool {
+        false
+    }
+
     fn set_targets(&mut self, targets: &[Pid]) -> Result<(), TrackerError> {
         self.owners.set_targets(targets);
         self.drains_since_refresh = 0;
