@@ -36,7 +36,8 @@
  * Where the guest's clock counts instructions (crates/lab/emulator), a delay advances that clock and takes no time of
  * the host's. Then nothing is lag, and work of the modelled CPU is part of a delay for WINDOW_NS x dilation only.
  *
- * An emulator whose CPUs have a sampling unit gets each miss and its cost, whether `armed` is set or not.
+ * An emulator whose CPUs have a sampling unit gets each miss and its cost, whether `armed` is set or not. There the loads
+ * of each block are counted, too.
  *
  * While `period` is not 0, every period-th load that user code does at a user address, that
  * misses the filter and whose modelled latency is at least `threshold_ns`, becomes a record.
@@ -88,8 +89,10 @@ static struct path paths[SOCKETS_MAX][NODES_MAX];
 static struct layout layouts[REPORTINGS];
 static const struct layout *layout; /* the one that fits; NULL while none is known to */
 static struct demeter_control *control;
+static struct demeter_loads *loads;
 static uint64_t spin_ticks_min, slack_ticks, lag_ticks_min;
 static double ns_per_tick;
+static bool has_unit;       /* the emulator's CPUs sample, and want to know what accesses cost */
 static bool is_model_clock; /* a tick is a nanosecond of the guest's, or else of the time-stamp counter */
 
 static uint64_t now_ticks(void)
@@ -135,6 +138,12 @@ static void on_resume(unsigned int index)
 }
 QEMU_PLUGIN_VCPU_CB(on_resume)
 
+/* Whether user code loads from a user address. */
+static bool is_user_load(qemu_plugin_meminfo_t info, uint64_t gva, uint64_t ip)
+{
+	return ip < USER_END && gva < USER_END && !qemu_plugin_mem_is_store(info);
+}
+
 /* An access of the instruction at `ip` missed the filter. */
 static void miss(unsigned int index, qemu_plugin_meminfo_t info, uint64_t gva, uint64_t ip,
 		 uint32_t armed, uint32_t period)
@@ -156,9 +165,14 @@ static void miss(unsigned int index, qemu_plugin_meminfo_t info, uint64_t gva, u
 
 	const struct path *path = &vcpu->to[range->node];
 	const struct cost *cost = predicted ? &path->predicted : &path->random;
-	if (qemu_plugin_access_cost)
+	if (has_unit) {
 		qemu_plugin_access_cost(gva, range->node != 0,
 					(uint32_t)(cost->latency_ns / ns_per_tick));
+		if (!predicted && is_user_load(info, gva, ip))
+			__atomic_fetch_add(&loads->of_block[(gva >> DEMETER_LOADS_BLOCK_SHIFT) %
+							    DEMETER_LOADS_BLOCKS],
+					   1, __ATOMIC_RELAXED);
+	}
 	if (armed && cost->delay)
 		pay(vcpu, cost->delay);
 
@@ -166,7 +180,7 @@ static void miss(unsigned int index, qemu_plugin_meminfo_t info, uint64_t gva, u
 	if (!period ||
 	    cost->latency_ns < __atomic_load_n(&control->threshold_ns, __ATOMIC_RELAXED))
 		return;
-	if (ip >= USER_END || gva >= USER_END || qemu_plugin_mem_is_store(info))
+	if (!is_user_load(info, gva, ip))
 		return;
 	if (++vcpu->loads_since_sample < period)
 		return;
@@ -222,7 +236,7 @@ static void on_access(unsigned int index, qemu_plugin_meminfo_t info, uint64_t g
 		if (asked)
 			answer(asked, info, gva);
 		/* A sampling unit of the CPU's own may be on at any time. */
-		if (!qemu_plugin_access_cost)
+		if (!has_unit)
 			return;
 	}
 	if (!filter_hit(&vcpus[index].filter, gva))
@@ -388,6 +402,7 @@ static bool share(const char *path, unsigned int vcpu_count)
 		return false;
 	}
 	control = base;
+	loads = (struct demeter_loads *)((char *)base + DEMETER_LOADS_OFFSET);
 	control->version = DEMETER_VERSION;
 	control->vcpus = vcpu_count;
 	control->ring_records = DEMETER_RING_RECORDS;
@@ -416,6 +431,7 @@ QEMU_PLUGIN_EXPORT int qemu_plugin_install(qemu_plugin_id_t id, const qemu_info_
 			info->system.max_vcpus);
 		return 1;
 	}
+	has_unit = qemu_plugin_access_cost;
 	is_model_clock = qemu_plugin_clock && qemu_plugin_clock() >= 0;
 	sizes = (struct sizes){ 0 };
 	if (!parse(&arguments, argc, argv))

@@ -31,6 +31,15 @@ void qemu_plugin_wait(uint64_t ns)
 	guest_ns += (int64_t)ns;
 }
 
+/* The last cost that the sampling unit was told, in nanoseconds. */
+static double told_ns;
+
+void qemu_plugin_access_cost(uint64_t vaddr, bool is_far, uint32_t cycles)
+{
+	(void)vaddr, (void)is_far;
+	told_ns = cycles * ns_per_tick;
+}
+
 /* The emulator's calls of what was registered, as its version makes them. */
 static void emulator_translates(void)
 {
@@ -359,7 +368,9 @@ static void test_refusals(const char *shm)
 	assert(install(&good, "/nowhere/at/all", "dilation=8"));
 	assert(!translate);
 	assert(!install(&good, shm, "dilation=8"));
-	assert(translate && resume);
+	assert(translate && resume && has_unit);
+	/* The other tests are of an emulator without a unit. */
+	has_unit = false;
 	assert(control->magic == DEMETER_MAGIC && control->vcpus == 2 && !control->armed);
 	assert(control->node_gpa[0] == 0 && control->node_gpa[1] == (uint64_t)FAST_MIB << 20);
 	assert(control->node_gpa[2] == UINT64_MAX);
@@ -466,6 +477,32 @@ static void test_samples(void)
 	emulator_translates();
 	assert(ring->head == 11 && ring->records[10].ip == 0x401000);
 	control->period = 0;
+}
+
+/* A sampling unit hears of each miss, and the loads that it may sample are counted. Needs what test_answers found out. */
+static void test_counted_loads(void)
+{
+	const uint64_t user_ip = 0x401000, kernel_ip = 0xffffffff81000000, start = 0x7d8000000000;
+	const uint64_t *counted = &loads->of_block[(start >> 21) % DEMETER_LOADS_BLOCKS];
+	uint64_t gva = start;
+
+	has_unit = true;
+	reported_address = 2 * (uint64_t)FAST_MIB << 20;
+	on_access(0, 0, gva, (void *)user_ip);
+	on_access(0, 0, gva, (void *)user_ip); /* cached */
+	assert(told_ns > 249 && told_ns < 251 && *counted == 1);
+	/* The kernel's, a store, and the next line of a stream do not count. */
+	on_access(0, 0, gva += 4096, (void *)kernel_ip);
+	is_store = true;
+	on_access(0, 0, gva += 4096, (void *)user_ip);
+	is_store = false;
+	assert(told_ns > 249);
+	on_access(0, 0, gva + 64, (void *)user_ip);
+	assert(told_ns < 4 && *counted == 1);
+	/* The next block has a count of its own. */
+	on_access(0, 0, start + (2u << 20), (void *)user_ip);
+	assert(*counted == 1 && counted[1] == 1);
+	has_unit = false;
 }
 
 /* Needs what test_answers found out. Only lower bounds: a busy machine may take any time. */
@@ -627,6 +664,7 @@ int main(int argc, char **argv)
 	test_refusals(argv[1]);
 	test_answers();
 	test_samples();
+	test_counted_loads();
 	test_delay();
 	test_sockets();
 	test_lag();

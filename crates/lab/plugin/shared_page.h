@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
  * The memory that the emulator's plugin shares with its guest: a control page,
- * then one ring of samples per vCPU. In the guest it is BAR 2 of an
+ * then one ring of samples per vCPU, then counts of loads. In the guest it is BAR 2 of an
  * ivshmem-plain device (vendor 0x1af4, device 0x1110).
  *
  * All fields are little-endian. The guest's reader keeps the same figures in
@@ -21,6 +21,9 @@
 #define DEMETER_MAX_VCPUS 16u
 #define DEMETER_MAX_NODES 64u
 #define DEMETER_RING_BYTES (DEMETER_RING_HEADER_BYTES + DEMETER_RING_RECORDS * DEMETER_RECORD_BYTES)
+#define DEMETER_LOADS_OFFSET (DEMETER_CONTROL_BYTES + DEMETER_MAX_VCPUS * DEMETER_RING_BYTES)
+#define DEMETER_LOADS_BLOCK_SHIFT 21 /* blocks of 2 MiB */
+#define DEMETER_LOADS_BLOCKS 65536u
 #define DEMETER_SHARED_BYTES 4194304u /* all of it: a power of two, as a PCI BAR must be */
 
 /* Offset 0. Written by the plugin unless it says otherwise. */
@@ -63,6 +66,16 @@ struct demeter_ring {
 	uint64_t reserved[2];
 };
 
+/*
+ * Offset LOADS_OFFSET, from an emulator whose CPUs have a sampling unit: how many loads of user code
+ * missed the caches in each block of user addresses, without those that a prefetcher predicted. A
+ * test compares the unit's samples with them. Blocks that are LOADS_BLOCKS blocks apart share a
+ * count.
+ */
+struct demeter_loads {
+	uint64_t of_block[DEMETER_LOADS_BLOCKS];
+};
+
 struct demeter_record {
 	uint64_t gva;            /* guest-virtual address of the load */
 	uint64_t gpa;            /* guest-physical address */
@@ -74,7 +87,8 @@ struct demeter_record {
 _Static_assert(sizeof(struct demeter_control) <= DEMETER_CONTROL_BYTES, "control page");
 _Static_assert(sizeof(struct demeter_ring) == DEMETER_RING_HEADER_BYTES, "ring header");
 _Static_assert(sizeof(struct demeter_record) == DEMETER_RECORD_BYTES, "record");
-_Static_assert(DEMETER_CONTROL_BYTES + DEMETER_MAX_VCPUS * DEMETER_RING_BYTES <=
-	       DEMETER_SHARED_BYTES, "all rings fit");
+_Static_assert(DEMETER_LOADS_OFFSET % sizeof(uint64_t) == 0, "alignment");
+_Static_assert(DEMETER_LOADS_OFFSET + sizeof(struct demeter_loads) <= DEMETER_SHARED_BYTES,
+	       "all fits");
 
 #endif

@@ -1,14 +1,18 @@
 //! The agent on AMD's IBS, which our emulator has and a stock kernel offers. Outcomes only, never times. Without that emulator
 //! the tests are ignored.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::{panic, thread};
 
+use demeter_guest::recording::{Reader, RecordedEvent};
 use demeter_lab::{Lab, Repetition};
 use demeter_outcome::SystemResult;
-use demeter_scenario::{Clock, Scenario, System};
+use demeter_policy::engine::Input;
+use demeter_policy::{BLOCK_SIZE, GuestVirtAddr, Pid, VirtRange};
+use demeter_scenario::{Clock, Scenario, System, Workload};
 use libtest_mimic::{Arguments, Trial};
 
 fn main() {
@@ -19,10 +23,14 @@ fn main() {
             false
         }
     };
-    let tests: [(&str, fn()); 6] = [
+    let tests: [(&str, fn()); 7] = [
         (
             "the_hot_set_is_found_by_samples_of_the_kernel",
             the_hot_set_is_found_by_samples_of_the_kernel,
+        ),
+        (
+            "samples_lie_where_the_emulator_counted_loads",
+            samples_lie_where_the_emulator_counted_loads,
         ),
         (
             "a_unit_that_loses_and_interrupts_without_need_does",
@@ -64,32 +72,77 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// A run of the agent in the smallest scenario.
+/// A run of the agent.
 struct Run {
     system: SystemResult,
     /// The agent's log.
     log: String,
+    /// The emulator's own counts of loads, by block.
+    loads: BTreeMap<u64, u64>,
+    /// What the agent recorded of each process.
+    processes: BTreeMap<Pid, Process>,
 }
 
-/// Runs the smallest scenario under the agent with further properties of the CPUs. Its clock is the model's: a busy host
-/// changes nothing.
+#[derive(Default)]
+struct Process {
+    /// All that was ever mapped.
+    mapped: Vec<VirtRange>,
+    samples: Vec<GuestVirtAddr>,
+}
+
+/// Runs the smallest scenario with further properties of the CPUs.
 fn run(cpu_properties: &[&str]) -> Run {
+    run_scenario(&ci(), cpu_properties)
+}
+
+/// Runs a scenario under the agent. Its clock is the model's: a busy host changes nothing.
+fn run_scenario(scenario: &Scenario, cpu_properties: &[&str]) -> Run {
     let logs = tempfile::tempdir().unwrap();
     let lab = Lab {
         cpu_properties: cpu_properties.iter().map(|it| (*it).to_owned()).collect(),
         keep_logs: Some(logs.path().into()),
         ..lab().unwrap()
     };
-    let mut scenario = ci();
-    scenario.systems = vec![System::Demeter];
     let stop = AtomicBool::new(false);
     let once = Repetition::default();
-    let run = demeter_lab::run(&scenario, once, &lab, &stop, &mut |_, _| {});
+    let run = demeter_lab::run(scenario, once, &lab, &stop, &mut |_, _| {});
     let mut result = run.whole().unwrap_or_else(|e| panic!("{e}"));
-    let log = fs::read_to_string(logs.path().join("ci-demeter-agent.log")).unwrap();
+    let kept = |name: &str| logs.path().join(format!("ci-demeter-{name}"));
+    let log = fs::read_to_string(kept("agent.log")).unwrap();
     let system = result.systems.remove(0);
     assert_eq!(system.verify_errors, Some(0), "{log}");
-    Run { system, log }
+    Run {
+        system,
+        log,
+        loads: loads(&fs::read_to_string(kept("loads.csv")).unwrap()),
+        processes: processes(&kept("agent.rec")),
+    }
+}
+
+fn loads(csv: &str) -> BTreeMap<u64, u64> {
+    let lines = csv.lines().skip(1).map(|line| {
+        let (block, count) = line.split_once(',').unwrap();
+        (block.parse().unwrap(), count.parse().unwrap())
+    });
+    lines.collect()
+}
+
+fn processes(recording: &Path) -> BTreeMap<Pid, Process> {
+    let mut processes = BTreeMap::<Pid, Process>::new();
+    let mut recording = Reader::open(recording).unwrap();
+    while let Some(event) = recording.next_event().unwrap() {
+        match event {
+            RecordedEvent::Input(Input::Space { pid, vmas }) => {
+                processes.entry(pid).or_default().mapped.extend(vmas);
+            }
+            RecordedEvent::Input(Input::Sample(sample)) => {
+                let process = processes.entry(sample.pid).or_default();
+                process.samples.push(sample.addr);
+            }
+            _ => {}
+        }
+    }
+    processes
 }
 
 impl Run {
@@ -100,6 +153,7 @@ impl Run {
 
 fn ci() -> Scenario {
     let mut scenario = Scenario::load(&root().join("scenarios/ci.toml")).unwrap();
+    scenario.systems = vec![System::Demeter];
     scenario.lab.clock = Clock::Model;
     // The limit counts the host's seconds.
     scenario.lab.timeout_s = 1200;
@@ -107,7 +161,7 @@ fn ci() -> Scenario {
 }
 
 /// Whether the hot set came to be in fast memory.
-fn assert_moved(Run { system, log }: &Run) {
+fn assert_moved(Run { system, log, .. }: &Run) {
     let hot = system.hot_in_fast_final;
     assert!(hot >= Some(0.9), "{hot:?}\n{log}");
 }
@@ -116,6 +170,80 @@ fn the_hot_set_is_found_by_samples_of_the_kernel() {
     let run = run(&[]);
     run.says("tracker: perf");
     assert_moved(&run);
+}
+
+/// Two processes on one CPU: all samples are of their process and of user memory, and are spread over its array as its
+/// loads are.
+fn samples_lie_where_the_emulator_counted_loads() {
+    let mut scenario = ci();
+    let Workload::Gups(gups) = &mut scenario.workload else {
+        panic!("{scenario:?}")
+    };
+    (gups.copies, gups.size_mib, gups.hot_mib) = (2, 90, 12);
+    let run = run_scenario(&scenario, &[]);
+    let programs: Vec<_> = run
+        .processes
+        .values()
+        .filter_map(|it| Some((it, array(it)?)))
+        .collect();
+    assert_eq!(programs.len(), 2, "{}", run.log);
+    for (own, other) in [(0, 1), (1, 0)] {
+        let (process, array) = &programs[own];
+        let (others, others_array) = &programs[other];
+        assert!(
+            !array.contains(others_array.start()),
+            "they cannot be told apart"
+        );
+        for &at in &process.samples {
+            assert!(at.0 < 1 << 47, "the kernel's: {at:?}");
+            let is_mapped = process.mapped.iter().any(|it| it.contains(at));
+            let is_others = others.mapped.iter().any(|it| it.contains(at));
+            assert!(is_mapped || !is_others, "the other process's: {at:?}");
+        }
+        let (statistic, bound) = kolmogorov_smirnov(process, *array, &run.loads);
+        eprintln!(
+            "{} samples: {statistic:.4}, bound {bound:.4}",
+            process.samples.len()
+        );
+        assert!(statistic <= bound, "{statistic} > {bound}");
+    }
+}
+
+/// A program's array: its largest mapping.
+fn array(process: &Process) -> Option<VirtRange> {
+    let largest = process.mapped.iter().max_by_key(|it| it.len())?;
+    (largest.len().0 >= 90 << 20).then_some(*largest)
+}
+
+/// The largest difference between the distributions of samples and of counted loads over the blocks of `array`. The bound is
+/// that of two samples of one distribution at a level of 0.1 %.
+fn kolmogorov_smirnov(
+    process: &Process,
+    array: VirtRange,
+    loads: &BTreeMap<u64, u64>,
+) -> (f64, f64) {
+    /// The square root of `ln(2 / 0.001) / 2`.
+    const AT_LEVEL: f64 = 1.95;
+    /// Counts are kept modulo this.
+    const BLOCKS: u64 = 65536;
+    let block_of = |at: GuestVirtAddr| at.0 / BLOCK_SIZE;
+    let mut sampled = BTreeMap::<u64, u64>::new();
+    for &at in process.samples.iter().filter(|&&at| array.contains(at)) {
+        *sampled.entry(block_of(at)).or_default() += 1;
+    }
+    // Other mappings share the first and the last block.
+    let blocks = || block_of(array.start()) + 1..block_of(array.end());
+    let sample = |block| sampled.get(&block).copied().unwrap_or(0) as f64;
+    let load = |block| loads.get(&(block % BLOCKS)).copied().unwrap_or(0) as f64;
+    let (samples, all_loads): (f64, f64) = (blocks().map(sample).sum(), blocks().map(load).sum());
+    assert!(samples >= 500.0, "{samples} samples");
+    let (mut below, mut statistic) = (0.0, 0.0f64);
+    for block in blocks() {
+        below += sample(block) / samples - load(block) / all_loads;
+        statistic = statistic.max(below.abs());
+    }
+    let bound = AT_LEVEL * (1.0 / samples + 1.0 / all_loads).sqrt();
+    (statistic, bound)
 }
 
 fn a_unit_that_loses_and_interrupts_without_need_does() {

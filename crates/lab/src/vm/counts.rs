@@ -1,5 +1,5 @@
-//! Counts of the emulator's plugin: cache misses, misses outside both tiers, and time in which the host did not run the
-//! VM.
+//! Counts of the emulator's plugin: cache misses, misses outside both tiers, time in which the host did not run the VM,
+//! and loads of each block.
 //!
 //! The guest can also write these counts. A false count only spoils its own run.
 
@@ -24,6 +24,9 @@ const VCPUS_MAX: u64 = 16;
 const MISSES_AT: u64 = 24;
 const STRAYS_AT: u64 = 32;
 const LAG_NS_AT: u64 = 40;
+/// Counts of loads, one for each block.
+const LOADS_AT: u64 = CONTROL_BYTES + VCPUS_MAX * RING_BYTES;
+const LOADS_BLOCKS: usize = 65536;
 
 /// Fails if too many misses of the VM in `folder` were outside both tiers.
 pub fn check(folder: &Path) -> Result<(), VmFault> {
@@ -40,6 +43,24 @@ pub fn check(folder: &Path) -> Result<(), VmFault> {
 /// the sum over all vCPUs, since slow memory became slow.
 pub fn lag_s(folder: &Path) -> Result<f64, VmFault> {
     Ok(sum(folder, LAG_NS_AT)? as f64 / 1e9)
+}
+
+/// Loads of user code that missed the caches unpredicted, as CSV: a line for each block of 2 MiB that has some. Blocks are
+/// numbered by their virtual address, modulo 65536. `None` if the emulator does not count them.
+pub fn loads(folder: &Path) -> Result<Option<String>, VmFault> {
+    let mut bytes = vec![0; LOADS_BLOCKS * 8];
+    File::open(folder.join(SHARED))
+        .and_then(|file| file.read_exact_at(&mut bytes, LOADS_AT))
+        .map_err(VmFault::Counts)?;
+    let (counts, _) = bytes.as_chunks::<8>();
+    let lines: String = counts
+        .iter()
+        .map(|count| u64::from_le_bytes(*count))
+        .enumerate()
+        .filter(|(_, count)| *count > 0)
+        .map(|(block, count)| format!("{block},{count}\n"))
+        .collect();
+    Ok((!lines.is_empty()).then(|| format!("block,loads\n{lines}")))
 }
 
 /// A count, summed over all vCPUs.
@@ -100,6 +121,20 @@ mod tests {
     }
 
     #[test]
+    fn blocks_with_loads_are_listed() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = File::create(folder.path().join(SHARED)).unwrap();
+        file.set_len(4 << 20).unwrap();
+        assert_eq!(loads(folder.path()).unwrap(), None);
+        for (block, count) in [(3, 7u64), (LOADS_BLOCKS as u64 - 1, 1 << 40)] {
+            file.write_all_at(&count.to_le_bytes(), LOADS_AT + block * 8)
+                .unwrap();
+        }
+        let text = "block,loads\n3,7\n65535,1099511627776\n";
+        assert_eq!(loads(folder.path()).unwrap().as_deref(), Some(text));
+    }
+
+    #[test]
     fn a_plugin_that_left_nothing_is_named() {
         let folder = tempfile::tempdir().unwrap();
         assert!(matches!(check(folder.path()), Err(VmFault::Counts(_))));
@@ -113,6 +148,8 @@ mod tests {
             "DEMETER_RING_HEADER_BYTES 64u".into(),
             "DEMETER_RECORD_BYTES 32u".into(),
             "DEMETER_RING_RECORDS 4096u".into(),
+            "DEMETER_LOADS_BLOCK_SHIFT 21 ".into(),
+            format!("DEMETER_LOADS_BLOCKS {LOADS_BLOCKS}u"),
             format!("DEMETER_MAX_VCPUS {VCPUS_MAX}u"),
         ] {
             assert!(header.contains(&define), "{define}");

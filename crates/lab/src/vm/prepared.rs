@@ -31,6 +31,9 @@ const LOGS: [&str; 6] = [
     "reports.jsonl",
 ];
 
+/// Name of the emulator's own counts of loads among the logs.
+const LOADS: &str = "loads.csv";
+
 /// A VM that is ready to start.
 #[derive(Debug)]
 pub struct PreparedVm {
@@ -164,13 +167,19 @@ impl PreparedVm {
     /// Copies the logs to `kept`, named after scenario and run.
     pub fn keep_logs(&self, kept: &Path) -> Result<(), Error> {
         fs::create_dir_all(kept).map_err(Error::io("create", kept))?;
+        let run = self.run.replace([' ', '/'], "-");
+        let to = |name| kept.join(format!("{}-{run}-{name}", self.scenario.name));
         for name in LOGS {
             let from = self.folder().join(name);
             if from.exists() {
-                let run = self.run.replace([' ', '/'], "-");
-                let to = kept.join(format!("{}-{run}-{name}", self.scenario.name));
+                let to = to(name);
                 fs::copy(&from, &to).map_err(Error::io("create", &to))?;
             }
+        }
+        // A VM that did not start has no counts.
+        if let Ok(Some(loads)) = counts::loads(self.folder()) {
+            let to = to(LOADS);
+            fs::write(&to, loads).map_err(Error::io("create", &to))?;
         }
         Ok(())
     }
