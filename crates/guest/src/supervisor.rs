@@ -2,7 +2,7 @@
 //!
 //! The relay outlives the agent: an agent that fails, or whose processes have ended, must not cut the balloon's link to
 //! the host. Where there is a relay, a failed agent is restarted after a pause. An agent whose tracker another process
-//! uses is restarted, too.
+//! uses is restarted, too, and so is one whose tracker has a successor.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -26,7 +26,8 @@ use crate::status::StatusCell;
 use crate::targets::TargetFinder;
 use crate::tracker::{Choice, PassedOver, Settings, choose};
 
-/// Pause before a failed agent is restarted. Each further failure doubles it, up to a limit.
+/// Pause before a failed agent is restarted. Each further failure doubles it, up to a limit. There is none where another
+/// tracker takes the place of one that failed.
 const AGAIN: Duration = Duration::from_secs(5);
 const AGAIN_MAX: Duration = Duration::from_secs(60);
 
@@ -138,7 +139,10 @@ pub fn run(
                     Err(error) if goes_on(&error) => {
                         tracing::error!("{error}");
                         status.update(|s| s.last_error = Some(error.to_string()));
-                        Some(AGAIN)
+                        Some(match error.has_successor() {
+                            true => Duration::ZERO,
+                            false => AGAIN,
+                        })
                     }
                     Err(error) => return Err(error.into()),
                 }
@@ -205,12 +209,20 @@ fn await_next<A>(
                         tracing::warn!("{error}");
                         said = error;
                     }
-                    again_in = again_in.map(|pause| (pause * 2).min(AGAIN_MAX));
+                    again_in = again_in.map(after);
                     due = again_in.map(due_in);
                 }
                 Err(error) => return Err(error),
             },
         }
+    }
+}
+
+/// The pause after one that was too short.
+fn after(pause: Duration) -> Duration {
+    match pause {
+        Duration::ZERO => AGAIN,
+        pause => (pause * 2).min(AGAIN_MAX),
     }
 }
 
@@ -410,6 +422,13 @@ mod tests {
         clean_up(tempfile::tempdir().unwrap().path(), &|line| {
             panic!("{line}")
         });
+    }
+
+    #[test]
+    fn pauses_grow_and_end_every_rush() {
+        assert_eq!(after(Duration::ZERO), AGAIN);
+        assert_eq!(after(AGAIN), 2 * AGAIN);
+        assert_eq!(after(AGAIN_MAX), AGAIN_MAX);
     }
 
     #[test]

@@ -100,6 +100,12 @@ impl AgentError {
     pub fn is_temporary(&self) -> bool {
         matches!(self, Self::Tracker(error) if error.is_temporary())
     }
+
+    /// Whether another tracker is to take over at once.
+    pub fn has_successor(&self) -> bool {
+        use TrackerError::{Outdone, Silent};
+        matches!(self, Self::Tracker(Outdone { .. } | Silent { .. }))
+    }
 }
 
 /// The agent. See the module's text.

@@ -232,8 +232,8 @@ impl Tracker for PerfTracker {
 
     fn drain(&mut self, out: &mut Vec<Sample>, max: usize) -> Result<Drained, TrackerError> {
         let drained = self.take(out, max)?;
-        let heard = drained.taken + drained.lost + drained.rejected > 0;
-        if !self.paused && self.watchdog.is_suspect(heard, Instant::now()) {
+        let now = Instant::now();
+        if !self.paused && self.watchdog.is_suspect(is_life(&drained), now) {
             self.prove_alive()?;
         }
         Ok(drained)
@@ -253,6 +253,11 @@ impl Tracker for PerfTracker {
         }
         Ok(())
     }
+}
+
+/// Whether these records show that the unit works. Rejected ones do not: they may be all without an address.
+fn is_life(drained: &Drained) -> bool {
+    drained.taken + drained.lost > 0
 }
 
 fn online_cpus(root: &Path) -> Result<Vec<u32>, TrackerError> {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use demeter_policy::{GuestVirtAddr, Pid, VirtRange};
 
 use super::super::{Tracker, TrackerError};
-use super::{NAME, PerfTracker};
+use super::{EventKind, NAME, PerfTracker};
 
 /// Size of the buffer: larger than most last-level caches, and quick to touch.
 const BUFFER_BYTES: usize = 64 << 20;
@@ -44,14 +44,20 @@ pub(super) fn check(tracker: &mut PerfTracker) -> Result<(), TrackerError> {
             return Ok(());
         }
     }
+    let (known, remedy) = match tracker.event.kind {
+        EventKind::IntelLoadLatency => (
+            " (a stock KVM guest has PEBS without addresses since Linux 6.9)",
+            "a host whose KVM offers adaptive PEBS",
+        ),
+        EventKind::AmdIbs | EventKind::PageFaults => ("", "a hypervisor that hands on all of it"),
+    };
     Err(TrackerError::Unavailable {
         tracker: NAME,
         why: format!(
-            "the CPU accepts {:?} but gave no address in {} ms (a stock KVM guest has PEBS without \
-             addresses since Linux 6.9)",
+            "the CPU accepts {:?} but gave no address in {} ms{known}",
             tracker.event.kind,
             TIME.as_millis()
         ),
-        hint: "use the damon tracker, or a host whose KVM offers adaptive PEBS".into(),
+        hint: format!("use the damon tracker, or {remedy}"),
     })
 }

@@ -73,6 +73,18 @@ fn faults_of_a_target_carry_their_addresses() {
 }
 
 #[test]
+fn records_without_an_address_are_no_sign_of_life() {
+    let drained = |taken, lost, rejected| Drained {
+        taken,
+        lost,
+        rejected,
+        is_repeat: false,
+    };
+    assert!(is_life(&drained(1, 0, 9)) && is_life(&drained(0, 1, 9)));
+    assert!(!is_life(&drained(0, 0, 9)));
+}
+
+#[test]
 fn a_thread_that_was_running_before_is_covered() {
     let (go, wait) = std::sync::mpsc::channel::<()>();
     let thread = std::thread::spawn(move || {

@@ -1,10 +1,10 @@
-//! Has the unit fallen silent? Some do, while programs miss their caches.
+//! Has the unit fallen silent? Some do, while programs miss their caches. Others go on without addresses.
 
 use std::time::{Duration, Instant};
 
 /// Silence from which on the unit is suspected.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// The most patience: an idle machine is silent, and each proof costs it some milliseconds.
+/// The most patience: while programs are idle the unit is silent, and each proof costs some milliseconds.
 const PATIENCE_MAX: Duration = Duration::from_secs(300);
 
 /// Tells when to have a silent unit prove that it works.
@@ -23,7 +23,7 @@ impl Watchdog {
         }
     }
 
-    /// Whether the unit must prove that it works. `heard`: there was a record since the last call.
+    /// Whether the unit must prove that it works. `heard`: there was a sign of life since the last call.
     pub fn is_suspect(&mut self, heard: bool, now: Instant) -> bool {
         if heard {
             *self = Self::new(now);
