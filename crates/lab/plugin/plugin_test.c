@@ -31,13 +31,13 @@ void qemu_plugin_wait(uint64_t ns)
 	guest_ns += (int64_t)ns;
 }
 
-/* The last cost that the sampling unit was told, in nanoseconds. */
-static double told_ns;
+/* The last cost that the sampling unit got, in nanoseconds. */
+static double last_cost_ns;
 
 void qemu_plugin_access_cost(uint64_t vaddr, bool is_far, uint32_t cycles)
 {
 	(void)vaddr, (void)is_far;
-	told_ns = cycles * ns_per_tick;
+	last_cost_ns = cycles * ns_per_tick;
 }
 
 /* The emulator's calls of what was registered, as its version makes them. */
@@ -490,15 +490,15 @@ static void test_counted_loads(void)
 	reported_address = 2 * (uint64_t)FAST_MIB << 20;
 	on_access(0, 0, gva, (void *)user_ip);
 	on_access(0, 0, gva, (void *)user_ip); /* cached */
-	assert(told_ns > 249 && told_ns < 251 && *counted == 1);
+	assert(last_cost_ns > 249 && last_cost_ns < 251 && *counted == 1);
 	/* The kernel's, a store, and the next line of a stream do not count. */
 	on_access(0, 0, gva += 4096, (void *)kernel_ip);
 	is_store = true;
 	on_access(0, 0, gva += 4096, (void *)user_ip);
 	is_store = false;
-	assert(told_ns > 249);
+	assert(last_cost_ns > 249);
 	on_access(0, 0, gva + 64, (void *)user_ip);
-	assert(told_ns < 4 && *counted == 1);
+	assert(last_cost_ns < 4 && *counted == 1);
 	/* The next block has a count of its own. */
 	on_access(0, 0, start + (2u << 20), (void *)user_ip);
 	assert(*counted == 1 && counted[1] == 1);

@@ -67,10 +67,10 @@ struct demeter_ring {
 };
 
 /*
- * Offset LOADS_OFFSET, from an emulator whose CPUs have a sampling unit: how many loads of user code
- * missed the caches in each block of user addresses, without those that a prefetcher predicted. A
- * test compares the unit's samples with them. Blocks that are LOADS_BLOCKS blocks apart share a
- * count.
+ * Offset LOADS_OFFSET: for each block of user addresses, loads of user code that missed the caches
+ * and that no prefetcher predicted. A test compares the unit's samples with these counts. Only an
+ * emulator whose CPUs have a sampling unit counts. Blocks that are LOADS_BLOCKS blocks apart share
+ * a count.
  */
 struct demeter_loads {
 	uint64_t of_block[DEMETER_LOADS_BLOCKS];

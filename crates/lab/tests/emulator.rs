@@ -1,5 +1,5 @@
-//! The agent on AMD's IBS, which our emulator has and a stock kernel offers. Outcomes only, never times. Without that emulator
-//! the tests are ignored.
+//! The agent on AMD's IBS, which our emulator has and a stock kernel offers. The clock is the model's, so a busy host
+//! changes no outcome. Without that emulator the tests are ignored.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -79,7 +79,7 @@ struct Run {
     log: String,
     /// The emulator's own counts of loads, by block.
     loads: BTreeMap<u64, u64>,
-    /// What the agent recorded of each process.
+    /// The agent's recording, by process.
     processes: BTreeMap<Pid, Process>,
 }
 
@@ -149,6 +149,31 @@ impl Run {
     fn says(&self, what: &str) {
         assert!(self.log.contains(what), "{what} is not in: {}", self.log);
     }
+
+    /// The agent has the tracker that it keeps so long after the first line with `after`. The guest's clock does not depend
+    /// on the host.
+    fn settles(&self, after: &str, within_s: f64) {
+        let at_s = |what: &str| {
+            let lines = self.log.lines().filter(|line| line.contains(what));
+            lines.filter_map(time_s).collect::<Vec<_>>()
+        };
+        let began_s = at_s(after).first().copied();
+        let settled_s = at_s("agent: looking after").last().copied();
+        let took_s = settled_s.unwrap() - began_s.unwrap();
+        assert!(
+            (0.0..=within_s).contains(&took_s),
+            "{took_s} s: {}",
+            self.log
+        );
+    }
+}
+
+/// Seconds since the hour at the start of a log's line: `2026-01-01T00:01:02.5Z  INFO ...`.
+fn time_s(line: &str) -> Option<f64> {
+    let (time, _) = line.split_once("Z ")?;
+    let mut parts = time.rsplit(':');
+    let (seconds, minutes): (f64, f64) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+    Some(minutes * 60.0 + seconds)
 }
 
 fn ci() -> Scenario {
@@ -256,20 +281,25 @@ fn without_addresses_another_tracker_is_taken() {
     let run = run(&["x-ibs-addresses=off"]);
     run.says("gave no address");
     run.says("tracker: lab");
+    run.settles("", 10.0);
     assert_moved(&run);
 }
 
 fn without_a_unit_another_tracker_is_taken() {
     let run = run(&["ibs=off"]);
     run.says("tracker: lab");
+    run.settles("", 10.0);
     assert_moved(&run);
 }
 
 fn a_unit_that_falls_silent_is_replaced() {
-    let run = run(&["x-ibs-silent-after=100"]);
+    // The agent's test of the unit takes some thousand samples, and each second of the program a thousand.
+    let run = run(&["x-ibs-silent-after=10000"]);
     run.says("tracker: perf");
     run.says("silent");
     run.says("tracker: lab");
+    // The silence is reported when it has lasted 3 s and an epoch.
+    run.settles("silent:", 6.0);
     assert_moved(&run);
 }
 
