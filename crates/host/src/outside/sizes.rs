@@ -13,7 +13,7 @@
 //!
 //! # Properties
 //! - A VM whose files hang delays the others by `HANGS_AFTER`, once, and holds one thread.
-//! - Each change of a size that lasts half a second is told.
+//! - Each change of a size that lasts half a second reaches the VM's task.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -47,7 +47,7 @@ struct Watched {
     outside: Outside,
     read: ReadSizes,
     sizes: watch::Sender<TierBytes>,
-    /// Whether the next reading is told even if nothing has changed.
+    /// Whether the next reading counts as a change even if nothing has changed.
     is_asked: AtomicBool,
 }
 
@@ -154,8 +154,9 @@ impl SizeWatch {
 
     /// Forgets what was read so far, because the VM has changed since.
     pub(crate) fn renew(&mut self) {
-        self.watched.is_asked.store(true, Ordering::Relaxed);
+        // In this order: a reading between the two is of the VM as it is now.
         self.sizes.mark_unchanged();
+        self.watched.is_asked.store(true, Ordering::Relaxed);
     }
 }
 

@@ -130,7 +130,7 @@ impl SmoothedCurve {
 }
 
 /// Divides `pool` between VMs with curves: each VM begins with its minimum, and the piece that saves most per byte is
-/// next. Pieces that save the same are cut in proportion. What then is left is divided by `weights`.
+/// next. Pieces that save the same are cut in proportion. The rest is divided by `weights`.
 ///
 /// VMs without a curve get what `weights` give them of the rest. The sum of `least` must not exceed the pool.
 pub(super) fn divide(
