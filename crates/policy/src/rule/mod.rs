@@ -73,30 +73,19 @@ struct Fresh {
     /// those at the hottest blocks last. So a mean of the last few alone would say nothing about the others.
     rates: f64,
     watched: f64,
-    /// Seconds of which nothing is known yet.
-    unknown_s: f64,
 }
 
 impl Fresh {
-    /// Events in all of `blocks` since the last call, `elapsed_s` seconds ago. Before the first look there are none, and
-    /// the time counts on.
+    /// Events in all of `blocks` in the last `elapsed_s` seconds; none before the first look.
     fn take(&mut self, blocks: u64, elapsed_s: f64) -> f64 {
-        let events = std::mem::take(&mut self.events);
-        let since_s = self.unknown_s + elapsed_s;
-        if blocks == 0 {
-            *self = Self::default();
-            return events;
-        }
-        if self.watched <= 0.0 {
-            self.unknown_s = if events > 0.0 { 0.0 } else { since_s };
-            return events;
-        }
-        let rate = self.rates / self.watched * blocks as f64;
+        let rate = match self.watched > 0.0 {
+            true => self.rates / self.watched * blocks as f64,
+            false => 0.0,
+        };
         let kept = window_s(1) / (window_s(1) + elapsed_s);
         self.rates *= kept;
         self.watched *= kept;
-        self.unknown_s = 0.0;
-        events + rate * since_s
+        std::mem::take(&mut self.events) + rate * elapsed_s
     }
 }
 
@@ -230,12 +219,11 @@ impl Rule {
 
     /// Seconds that moved memory has saved, compared with where it lay first, as far as somebody has looked.
     fn earned_s(&mut self, end: &EpochEnd) -> f64 {
-        let cpus = f64::from(self.gain.cpus);
+        let most_s = f64::from(self.gain.cpus) * self.unseen_s;
         let mut earned_s = 0.0;
         for home in Level::ALL {
             for now in Level::ALL {
                 let fresh = self.fresh.get_mut(home).get_mut(now);
-                let most_s = cpus * (fresh.unknown_s + self.unseen_s);
                 let blocks = *end.away.get(home).get(now);
                 let events = fresh.take(blocks, self.unseen_s);
                 let saved_s = events * (self.event_s.get(home) - self.event_s.get(now));

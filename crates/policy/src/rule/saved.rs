@@ -15,8 +15,7 @@ impl Rule {
             to.extend([price.bytes, price.took_ns]);
         }
         for fresh in self.fresh.0.iter().flat_map(|by_now| &by_now.0) {
-            to.extend([fresh.events, fresh.rates].map(f64::to_bits));
-            to.extend([fresh.watched, fresh.unknown_s].map(f64::to_bits));
+            to.extend([fresh.events, fresh.rates, fresh.watched].map(f64::to_bits));
         }
         to.extend(self.event_s.0.map(f64::to_bits));
         to.extend([self.unseen_s.to_bits(), self.gain.cpus.into()]);
@@ -52,7 +51,6 @@ impl Rule {
                 events: from.number()?,
                 rates: from.number()?,
                 watched: from.number()?,
-                unknown_s: from.number()?,
             };
         }
         for event_s in &mut self.event_s.0 {

@@ -540,7 +540,7 @@ proptest! {
 }
 
 #[test]
-fn what_nobody_looks_at_earns_when_somebody_looks_again() {
+fn what_is_looked_at_rarely_earns_as_much() {
     let earned = |seen_at: &[u32]| {
         let mut rule = Rule::new(HARDWARE);
         let away = Away {
@@ -565,7 +565,7 @@ fn what_nobody_looks_at_earns_when_somebody_looks_again() {
     };
     let always = earned(&[1, 2, 3, 4, 5, 6, 7, 8]);
     assert!(always > 0);
-    for seen_at in [&[8][..], &[3, 8], &[1, 2, 8]] {
+    for seen_at in [&[1][..], &[1, 5], &[1, 2, 8]] {
         let part = earned(seen_at) as f64 / always as f64;
         assert!((part - 1.0).abs() < 1e-6, "{seen_at:?}: {part}");
     }
