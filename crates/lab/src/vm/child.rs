@@ -33,10 +33,10 @@ pub struct VmChild {
     link: LineReader<UnixStream>,
     limit: Duration,
     deadline: Instant,
-    /// Maximum silence in its timed phase.
-    silence: Duration,
-    /// Deadline of the next report in its timed phase.
-    speaks_until: Option<Instant>,
+    /// Maximum silence in its timed phase; `None` if seconds of its clock may take any time.
+    silence: Option<Duration>,
+    /// Deadline of the next report in its timed phase, and the silence that it allows.
+    speaks_until: Option<(Instant, Duration)>,
     console_log: PathBuf,
     output_log: PathBuf,
     /// Its last known action, for the message about a time limit.
@@ -87,7 +87,7 @@ impl VmChild {
             link: LineReader::new(link),
             limit,
             deadline: Instant::now() + limit,
-            silence: SILENCE_LIMIT,
+            silence: Some(SILENCE_LIMIT),
             speaks_until: None,
             console_log,
             output_log,
@@ -104,6 +104,11 @@ impl VmChild {
     pub fn orders(&self) -> Result<Orders, Error> {
         let link = self.link.source().try_clone();
         Ok(Orders(link.map_err(Error::io("duplicate", "a socket"))?))
+    }
+
+    /// Allows any silence: its clock is the model's, and a second of it takes long on a busy host. Its time limit stays.
+    pub fn allow_silence(&mut self) {
+        self.silence = None;
     }
 
     /// Kills it with SIGKILL.
@@ -153,9 +158,11 @@ impl VmChild {
                 Ok(None) => return Err(self.last_words()),
                 // Check silence only now, since its reports may have waited for us.
                 Err(e) if is_timeout(&e) => {
-                    if self.speaks_until.is_some_and(|limit| now >= limit) {
+                    if let Some((deadline, limit)) = self.speaks_until
+                        && now >= deadline
+                    {
                         return Err(VmFault::Silent {
-                            limit: self.silence,
+                            limit,
                             doing: self.doing.clone(),
                         });
                     }
@@ -196,7 +203,8 @@ impl VmChild {
             | VmMessage::Finished => "was powering off".into(),
         };
         let reports_each_second = matches!(report, VmMessage::Interval(_));
-        self.speaks_until = reports_each_second.then(|| Instant::now() + self.silence);
+        let silence = self.silence.filter(|_| reports_each_second);
+        self.speaks_until = silence.map(|limit| (Instant::now() + limit, limit));
     }
 
     /// The reason that the link closed, from the last output of kernel and emulator.
@@ -341,7 +349,7 @@ mod tests {
         let stop = AtomicBool::new(false);
         let (_folder, mut vm) =
             says(&[interval(1.0), interval(2.0), VmMessage::Shift { t_s: 2.0 }]);
-        vm.silence = Duration::from_millis(200);
+        vm.silence = Some(Duration::from_millis(200));
         for _ in 0..3 {
             vm.next_message(&stop).unwrap();
         }
@@ -352,10 +360,28 @@ mod tests {
     }
 
     #[test]
+    fn a_vm_by_the_models_clock_may_take_any_time_for_a_second() {
+        let stop = AtomicBool::new(false);
+        let interval = Interval {
+            t_s: 1.0,
+            rate: None,
+            programs: Vec::new(),
+            hot_in_fast: None,
+            totals: Totals::default(),
+        };
+        let (_folder, mut vm) = says(&[VmMessage::Interval(interval)]);
+        vm.silence = Some(Duration::from_millis(1));
+        vm.allow_silence();
+        vm.next_message(&stop).unwrap();
+        let until = Instant::now() + Duration::from_millis(300);
+        assert!(vm.report_until(until, &stop).unwrap().is_none());
+    }
+
+    #[test]
     fn a_vm_may_take_its_time_to_fill_and_to_verify_memory() {
         let stop = AtomicBool::new(false);
         let (_folder, mut vm) = says(&[VmMessage::Filled]);
-        vm.silence = Duration::from_millis(200);
+        vm.silence = Some(Duration::from_millis(200));
         vm.next_message(&stop).unwrap();
         let until = Instant::now() + Duration::from_millis(600);
         assert!(vm.report_until(until, &stop).unwrap().is_none());

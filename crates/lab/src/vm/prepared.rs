@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use demeter_host::hypervisor::libvirt::Libvirt;
-use demeter_scenario::Scenario;
+use demeter_scenario::{Clock, Scenario};
 
 use super::child::VmChild;
 use super::domain::{self, Daemon};
@@ -139,7 +139,12 @@ impl PreparedVm {
             return domain::start(&parts, daemon, &name, self.limit);
         }
         let output_log = parts.output_log();
-        VmChild::start(parts.command(), self.limit, parts.console_log(), output_log)
+        let command = parts.command();
+        let mut vm = VmChild::start(command, self.limit, parts.console_log(), output_log)?;
+        if self.scenario.lab.clock == Clock::Model {
+            vm.allow_silence();
+        }
+        Ok(vm)
     }
 
     /// Passes each report to `on_report` until the VM has finished. Keeps its logs if requested.
