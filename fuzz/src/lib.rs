@@ -83,6 +83,7 @@ impl Said {
                 psi_full: Permille::new(0),
                 fast_hit: None,
                 relocation: None,
+                benefit: None,
                 oom_returned: ByteCount(u64::from(pages) * PAGE_SIZE),
                 nodes: vec![],
             }),
