@@ -286,37 +286,15 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{BLOCK_SIZE, Block, GuestVirtAddr, MIB, Pid, TierBytes, VirtRange};
-
-    /// Adjacent ranges in slow memory, each with its blocks and samples.
-    fn memory(parts: &[(u64, f64)]) -> (Vec<RankedRange>, ResidencyMap) {
-        let mut residency = ResidencyMap::default();
-        let mut ranking = vec![];
-        let mut next = 0;
-        for &(blocks, count) in parts {
-            let at = |block: u64| GuestVirtAddr(block * BLOCK_SIZE);
-            let range = VirtRange::new(at(next), at(next + blocks)).unwrap();
-            for block in next..next + blocks {
-                let slow = ByteCount(BLOCK_SIZE);
-                let placement = TierBytes {
-                    slow,
-                    ..TierBytes::default()
-                };
-                residency.set(Pid(1), Block(block), placement);
-            }
-            next += blocks;
-            ranking.push(RankedRange {
-                pid: Pid(1),
-                range,
-                count,
-                born_epoch: 0,
-            });
-        }
-        (ranking, residency)
-    }
+    use crate::working_set::tests::memory;
+    use crate::{BLOCK_SIZE, MIB};
 
     fn seen(parts: &[(u64, f64)], loads_per_s: Option<f64>) -> Option<Benefit> {
-        let (ranking, residency) = memory(parts);
+        let in_slow: Vec<_> = parts
+            .iter()
+            .map(|&(blocks, count)| (0, blocks, count))
+            .collect();
+        let (ranking, residency) = memory(&in_slow);
         let observed = Observed {
             ranking: &ranking,
             residency: &residency,

@@ -59,14 +59,14 @@ pub fn working_set(ranking: &[RankedRange], residency: &ResidencyMap) -> Working
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use proptest::prelude::*;
 
     use super::*;
     use crate::{BLOCK_SIZE, Block, GuestVirtAddr, Pid, VirtRange};
 
     /// Adjacent ranges, each with (blocks in fast memory, blocks in slow memory, samples).
-    fn memory(parts: &[(u64, u64, f64)]) -> (Vec<RankedRange>, ResidencyMap) {
+    pub(crate) fn memory(parts: &[(u64, u64, f64)]) -> (Vec<RankedRange>, ResidencyMap) {
         let mut residency = ResidencyMap::default();
         let mut ranking = vec![];
         let mut next = 0;

@@ -1,10 +1,8 @@
 //! Divides a pool so that the next block goes where it saves most time.
 
 use super::fill::{Bounds, fill};
+use super::smoothed::toward;
 use crate::benefit::{Benefit, POINTS_MAX};
-
-/// A new measurement has this weight: one in `PARTS`.
-const PARTS: u64 = 4;
 
 /// Time that a VM's programs save with fast memory of each size, compared with none. It does not fall with size.
 ///
@@ -113,11 +111,7 @@ impl SmoothedCurve {
         let mut mean = measured;
         if let Some(before) = self.0 {
             for point in &mut mean.points[..mean.len] {
-                let old = before.saved_us(point.bytes);
-                point.saved_us = match point.saved_us >= old {
-                    true => old + (point.saved_us - old) / PARTS,
-                    false => old - (old - point.saved_us) / PARTS,
-                };
+                point.saved_us = toward(before.saved_us(point.bytes), point.saved_us);
             }
             // Rounding must not make it fall.
             for i in 1..mean.len {

@@ -14,12 +14,16 @@ pub struct Smoothed(Option<u64>);
 impl Smoothed {
     /// Adds a measurement, and returns the mean.
     pub fn update(&mut self, measured: ByteCount) -> ByteCount {
-        let mean = match self.0 {
-            None => measured.0,
-            Some(mean) if measured.0 >= mean => mean + (measured.0 - mean) / PARTS,
-            Some(mean) => mean - (mean - measured.0) / PARTS,
-        };
+        let mean = self.0.map_or(measured.0, |mean| toward(mean, measured.0));
         self.0 = Some(mean);
         ByteCount(mean)
+    }
+}
+
+/// A mean after one more measurement.
+pub(super) fn toward(mean: u64, measured: u64) -> u64 {
+    match measured >= mean {
+        true => mean + (measured - mean) / PARTS,
+        false => mean - (mean - measured) / PARTS,
     }
 }
