@@ -90,7 +90,7 @@ impl Agent {
         }
     }
 
-    /// The benefit of fast memory for the managed processes alone.
+    /// The benefit of fast memory for the managed processes. The CPU time is that of all programs.
     fn benefit(&mut self) -> Option<Benefit> {
         let running_ms = self.cpu_time.running_ms(&self.root, Instant::now());
         let (engine, latency_ns) = (&*self.engine, self.machine.latency_ns());

@@ -3,8 +3,8 @@
 //! # Properties
 //! - In any time t the CPU time is at most the share times t, plus the savings, plus one round.
 //! - While nothing is new, a calm agent spends its reduced share, and the savings fill up.
-//! - In any time t looks cost at most a sum of four: what moves earn, an eighth of what exchanges promise, the reduced
-//!   share, and the share times [`LEARNS`] times log t.
+//! - In any time t looks cost at most a sum of four. Three are what moves earn, an eighth of what exchanges promise, and the
+//!   reduced share. The fourth is the share times [`LEARNS`] times log t.
 
 use std::time::Duration;
 
