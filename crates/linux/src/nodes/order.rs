@@ -4,7 +4,8 @@
 //! At first all nodes with memory are one tier. Then each kind of evidence divides the tiers further. Best first, the
 //! kinds are the kernel's memory tiers, latencies in ACPI HMAT, distances from the nearest CPUs, nodes without CPUs,
 //! and measured latencies. A kind that is missing for any node of a tier does not divide this tier. Figures that are
-//! nearly equal ([`ALIKE`]) make one tier, so that the memory of two sockets stays together.
+//! nearly equal ([`ALIKE`]) make one tier, so that the memory of two sockets stays together. Where the firmware tells the
+//! latency of all nodes of a tier, a measurement does not divide it: on a busy machine it may err by more.
 //!
 //! # Properties
 //! - Tiers are ordered by their evidence, and nodes within a tier by number.
@@ -175,8 +176,9 @@ impl Topology {
 
     /// Divides a tier by one kind of evidence, the fastest part first.
     fn divide<'a>(&self, mut tier: Vec<&'a Node>, by: DecidedBy) -> Vec<Vec<&'a Node>> {
-        let figures: Option<Vec<u32>> = tier.iter().map(|node| self.figure(node, by)).collect();
-        if figures.is_none() {
+        let is_told = |by| tier.iter().all(|node| self.figure(node, by).is_some());
+        let is_settled = by == DecidedBy::Measured && is_told(DecidedBy::Latency);
+        if !is_told(by) || is_settled {
             return vec![tier];
         }
         let figure = |node: &Node| self.figure(node, by).unwrap_or(0);

@@ -115,6 +115,29 @@ fn two_sockets_with_dram_and_cxl_each_are_two_tiers() {
     assert_eq!(found.decided_by, [DecidedBy::MemoryTier]);
 }
 
+/// On a busy machine a node may take twice as long when it is measured as its equal.
+#[test]
+fn a_measurement_does_not_part_nodes_that_the_firmware_calls_equal() {
+    let nodes = [("0", None), ("1", None), ("", None), ("", None)];
+    let distances: [&[u32]; 4] = [
+        &[10, 21, 14, 24],
+        &[21, 10, 24, 14],
+        &[14, 24, 10, 28],
+        &[24, 14, 28, 10],
+    ];
+    let mut machine = topology(&nodes, &distances);
+    let figures = [(80, 90), (82, 95), (250, 260), (255, 520)];
+    for (node, (told_ns, measured_ns)) in machine.nodes.iter_mut().zip(figures) {
+        node.read_latency_ns = Some(told_ns);
+        node.measured_ns = Some(measured_ns);
+    }
+    assert_eq!(tiers(&machine.order().unwrap()), "0,1/2,3");
+    for node in &mut machine.nodes {
+        node.read_latency_ns = None;
+    }
+    assert_eq!(tiers(&machine.order().unwrap()), "0,1/2/3");
+}
+
 #[test]
 fn two_sockets_and_one_cxl_are_two_tiers() {
     let nodes = [("0", None), ("1", None), ("", None)];
