@@ -58,7 +58,7 @@ const TOKENS_S: f64 = 0.25;
 /// Income counts as steady that was there lately, and in each of the windows of four and sixteen seconds.
 const STEADY_WINDOWS: usize = 3;
 
-/// Blocks that a plan moves each way while nobody knows what that costs: two make a price.
+/// Blocks that a plan moves each way while nobody knows what that costs. Two such plans make a price, as the first call is slow.
 const FIRST_BLOCKS: usize = 2;
 
 /// One call that moves pages holds a program no longer than this, seconds.

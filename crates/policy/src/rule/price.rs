@@ -18,8 +18,13 @@ pub(super) struct Price {
 }
 
 impl Price {
-    /// Takes a batch into the mean.
+    /// Takes a batch into the mean, but not the time of the first one. That one finds the kernel's code and lists cold; it
+    /// would stay the price until something is worth moving at it.
     pub fn pay(&mut self, bytes: u64, took_ns: u64) {
+        if self.bytes == 0 {
+            self.bytes = 1;
+            return;
+        }
         self.bytes = self.bytes.saturating_add(bytes.max(1));
         self.took_ns = self.took_ns.saturating_add(took_ns);
         while self.bytes > PRICE_BYTES {

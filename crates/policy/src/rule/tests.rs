@@ -166,9 +166,11 @@ fn exchanges_that_do_not_fit_an_epoch_go_on_in_the_next_one() {
     let mut world = World::new(&[(1, 8, 8)], 0);
     for direction in [Direction::Promotion, Direction::Demotion] {
         // An exchange takes a fifth of an epoch, and pays in the longest window only.
-        world
-            .rule
-            .moved(direction, blocks(64), 64 * 50_000_000, true);
+        for _ in 0..2 {
+            world
+                .rule
+                .moved(direction, blocks(64), 64 * 50_000_000, true);
+        }
     }
     let mut exchanged = vec![];
     while exchanged.iter().sum::<usize>() < 8 && world.epoch < 1000 {
@@ -186,7 +188,9 @@ fn exchanges_that_cost_too_much_as_yet_promise_something_and_even_use_promises_n
         let mut world = World::new(&[(1, 4, 4)], 0);
         for direction in [Direction::Promotion, Direction::Demotion] {
             // Ten seconds for each block.
-            world.rule.moved(direction, blocks(8), 80_000_000_000, true);
+            for _ in 0..2 {
+                world.rule.moved(direction, blocks(8), 80_000_000_000, true);
+            }
         }
         for _ in 0..40 {
             let plan = world.epoch(|_, b| if b < 4 { 10 } else { of_slow });
@@ -330,6 +334,17 @@ fn who_has_no_share_is_one_of_the_others() {
         world.apply(&plan);
     }
     assert_eq!(world.in_fast(1), 75);
+}
+
+#[test]
+fn the_first_move_does_not_make_the_price() {
+    let mut price = Price::default();
+    price.pay(4 << 20, 111_000_000);
+    assert!(!price.is_known());
+    assert!(price.seconds(2 << 20) < 1e-3);
+    price.pay(4 << 20, 2_800_000);
+    assert!(price.is_known());
+    assert!(price.seconds(2 << 20) < 2e-3);
 }
 
 #[test]
