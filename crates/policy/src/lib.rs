@@ -16,6 +16,7 @@ pub mod damon;
 pub mod engine;
 mod heat;
 pub mod history;
+mod numbers;
 mod planner;
 pub mod provision;
 mod ranking;

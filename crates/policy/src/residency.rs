@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::engine::Direction;
+use crate::tier::Direction;
 use crate::{
     BLOCK_SIZE, ByLevel, ByteCount, GuestVirtAddr, Level, PAGE_SIZE, Pid, TierBytes, VirtRange,
 };

@@ -1,5 +1,8 @@
 //! Tests whether two densities of samples differ significantly.
 
+/// Standard deviations by which a difference must exceed chance: among some thousand pairs one in a thousand does.
+pub(crate) const CERTAINTY: f64 = 3.0;
+
 /// The squared number of standard deviations between the densities `a / a_len` and `b / b_len`, if both were samples of
 /// one Poisson process: the pooled two-sample test.
 ///

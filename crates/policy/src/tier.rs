@@ -136,3 +136,31 @@ impl<T: Default> From<PerTier<T>> for ByLevel<T> {
         Self([fast, slow, T::default(), T::default()])
     }
 }
+
+/// The direction of a move.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Direction {
+    /// From slow to fast memory.
+    #[default]
+    Promotion,
+    /// From fast to slow memory.
+    Demotion,
+}
+
+impl Direction {
+    /// The target side of the boundary.
+    pub fn to(self) -> Tier {
+        match self {
+            Self::Promotion => Tier::Fast,
+            Self::Demotion => Tier::Slow,
+        }
+    }
+
+    /// Bytes of a block that are still on the side that it should have left.
+    pub fn left(self, placement: &TierBytes) -> ByteCount {
+        match self {
+            Self::Promotion => placement.slow,
+            Self::Demotion => placement.fast,
+        }
+    }
+}

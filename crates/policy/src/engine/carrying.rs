@@ -1,8 +1,9 @@
 //! Carries a plan out, from its first batch to sleep.
 
 use super::moves::Moves;
-use super::protocol::{Direction, Misuse};
+use super::protocol::Misuse;
 use super::{CALM_MAX, Engine, State, Strategy, check};
+use crate::tier::Direction;
 use crate::{Block, ByLevel, ByteCount, Level, Pid, Plan, Spread};
 
 /// Maximum number of blocks for which more evidence is requested.

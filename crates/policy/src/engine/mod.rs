@@ -54,12 +54,14 @@ use process::Process;
 use rechecks::Rechecks;
 
 use crate::damon::Prospect;
-pub use crate::rule::{Balance, EpochEnd};
+pub use crate::numbers::{NotAState, Numbers};
+pub use crate::rule::{Balance, EpochEnd, Gain};
+pub use crate::tier::Direction;
 pub use moves::BATCH_BLOCKS;
 pub use process::ProcessFigures;
-pub use protocol::{Direction, Input, Misuse, NodeFacts, Request};
-pub use snapshot::{NotAState, Numbers, Saved};
-pub use strategy::{ByHeat, Classify, Config, Gain, LookUps, Strategy};
+pub use protocol::{Input, Misuse, NodeFacts, Request};
+pub use snapshot::Saved;
+pub use strategy::{ByHeat, Classify, Config, LookUps, Strategy};
 
 use crate::{
     BLOCK_SIZE, Block, ByLevel, ByteCount, Observation, Pid, RankedRange, ResidencyMap, Sample,

@@ -14,7 +14,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use super::protocol::Direction;
+use crate::tier::Direction;
 use crate::{Block, ByLevel, ByteCount, Level, Pid, Plan, Relocation};
 
 /// Maximum number of blocks in a batch: 16 MiB.

@@ -1,8 +1,9 @@
 //! The protocol between driver and engine: inputs and requests.
 
+use crate::tier::Direction;
 use crate::{
-    Block, ByLevel, ByteCount, Level, Observation, Pid, Relocation, Sample, Share, Spread, Tier,
-    TierBytes, VirtRange,
+    Block, ByLevel, ByteCount, Level, Observation, Pid, Relocation, Sample, Share, Spread,
+    VirtRange,
 };
 
 /// An input to the engine.
@@ -101,34 +102,6 @@ impl NodeFacts {
     /// Memory that programs can take before the kernel starts to reclaim.
     pub fn usable(&self) -> ByteCount {
         ByteCount(self.free.0.saturating_sub(self.kept.0))
-    }
-}
-
-/// The direction of a move.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Direction {
-    /// From slow to fast memory.
-    #[default]
-    Promotion,
-    /// From fast to slow memory.
-    Demotion,
-}
-
-impl Direction {
-    /// The target side of the boundary.
-    pub fn to(self) -> Tier {
-        match self {
-            Self::Promotion => Tier::Fast,
-            Self::Demotion => Tier::Slow,
-        }
-    }
-
-    /// Bytes of a block that are still on the side that it should have left.
-    pub fn left(self, placement: &TierBytes) -> ByteCount {
-        match self {
-            Self::Promotion => placement.slow,
-            Self::Demotion => placement.fast,
-        }
     }
 }
 

@@ -17,7 +17,7 @@
 //! - Parts that differ only by chance are assumed to be alike, except for one case in some thousands.
 
 use super::{CELLS, Chunk, FIRST, Heat, WINDOWS};
-use crate::rule::CERTAINTY;
+use crate::significance::CERTAINTY;
 
 /// Blocks, and groups of 8, 64 and 512 blocks.
 pub(super) const LEVELS: usize = 4;

@@ -2,7 +2,8 @@
 
 use super::pool::{LEVELS, Pools, Spread};
 use super::{CELLS, CHUNK_BLOCKS, Chunk, FIRST, Heat, WINDOWS, cells};
-use crate::engine::{NotAState, Numbers, Saved};
+use crate::engine::Saved;
+use crate::numbers::{NotAState, Numbers};
 
 impl Saved for Heat {
     fn save(&self, to: &mut Vec<u64>) {

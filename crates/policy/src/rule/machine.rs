@@ -3,9 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use super::{EpochEnd, Rule, plan};
+use super::{EpochEnd, Gain, Rule, plan};
 use crate::chance::Chance;
-use crate::engine::{Direction, Gain};
+use crate::tier::Direction;
 use crate::{
     BLOCK_SIZE, Block, ByLevel, ByteCount, FillThreshold, Heat, Level, MoveBudget, Pid,
     ResidencyMap, Room, Situation, TierBytes, VirtRange,

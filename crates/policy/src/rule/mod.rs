@@ -30,6 +30,7 @@
 //! - A plan is bounded by the budget of one epoch.
 //! - The same evidence gives the same plan.
 
+mod gain;
 #[cfg(test)]
 mod machine;
 mod pairs;
@@ -37,16 +38,15 @@ mod price;
 mod saved;
 mod scan;
 mod shares;
+mod unit;
 
-use crate::engine::{Direction, Gain};
 use crate::heat::{Heat, WINDOWS, window_s};
+use crate::tier::Direction;
 use crate::{Away, BLOCK_SIZE, Block, ByLevel, ByteCount, Level, Spread};
+pub use gain::Gain;
 pub(crate) use pairs::plan;
 use price::Price;
 use scan::Scan;
-
-/// Standard deviations by which a difference must exceed chance: among some thousand pairs one in a thousand does.
-pub(crate) const CERTAINTY: f64 = 3.0;
 
 /// Share of the machine's time that moves may cost without earning: with the loss until they are undone and the way back a
 /// hundredth.

@@ -5,58 +5,15 @@ use std::collections::BTreeSet;
 
 use super::scan::{Part, Scan};
 use super::shares::Parts;
-use super::{CERTAINTY, FIRST_BLOCKS, Rule};
+use super::unit::{Unit, by_density};
+use super::{FIRST_BLOCKS, Rule};
 use crate::heat::{Estimate, Heat, WINDOWS, windows_due};
 use crate::residency::CHUNK_BLOCKS;
-use crate::{BLOCK_SIZE, Block, ByteCount, Level, Pid, Plan, Relocation, Situation, Spread, Tier};
+use crate::significance::CERTAINTY;
+use crate::{BLOCK_SIZE, Block, Level, Pid, Plan, Relocation, Situation, Spread, Tier};
 
 /// Fast blocks that are compared with a slow one before it is passed over, and pairs that are named as undecided.
 const TRIED: usize = 16;
-
-/// A block that may change its tier.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Unit<'a> {
-    pub(super) pid: Pid,
-    pub(super) heat: &'a Heat,
-    pub(super) block: Block,
-    /// Bytes of it in the tier that it would leave.
-    bytes: u64,
-    /// Part of its events that fall there.
-    part: f64,
-    estimate: Estimate,
-    /// Events a second and byte, by which units are ordered.
-    density: f64,
-    /// The extra cost of its events where it lies, compared with the faster side of the boundary, seconds.
-    event_s: f64,
-    /// Whether it would go back to where it lay first.
-    goes_home: bool,
-    /// The socket that its process runs on.
-    socket: u32,
-}
-
-impl Unit<'_> {
-    fn relocation(&self) -> Relocation {
-        Relocation {
-            pid: self.pid,
-            block: self.block,
-            bytes: ByteCount(self.bytes),
-        }
-    }
-
-    /// Expected events in a window, in `bytes` like these, and their variance.
-    fn events(&self, window: usize, bytes: u64) -> (f64, f64) {
-        self.events_by(self.heat.estimate(window, self.block), window, bytes)
-    }
-
-    fn events_by(&self, estimate: Estimate, window: usize, bytes: u64) -> (f64, f64) {
-        let scale = self.part * bytes as f64 / self.bytes.max(1) as f64;
-        let events = estimate.rate * self.heat.span_s(window) * scale;
-        (
-            events,
-            events * events / estimate.sure.max(f64::MIN_POSITIVE),
-        )
-    }
-}
 
 /// Units that may move now.
 struct Candidates<'a> {
@@ -406,11 +363,6 @@ fn recurs(
         let chance = CERTAINTY * (variance * part + hot_variance + cold_variance).sqrt();
         of_hot - of_cold >= difference * part - chance
     })
-}
-
-fn by_density(a: &Unit<'_>, b: &Unit<'_>) -> Ordering {
-    let by_density = a.density.total_cmp(&b.density);
-    by_density.then((a.pid, a.block).cmp(&(b.pid, b.block)))
 }
 
 impl Candidates<'_> {

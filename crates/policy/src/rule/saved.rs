@@ -4,8 +4,8 @@ use super::price::{PRICE_BYTES, Price};
 use super::scan::Extremes;
 use super::{Fresh, Rule};
 use crate::Pid;
-use crate::engine::{NotAState, Numbers};
 use crate::heat::WINDOWS;
+use crate::numbers::{NotAState, Numbers};
 
 impl Rule {
     /// Appends its state between two epochs.

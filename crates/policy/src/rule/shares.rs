@@ -12,7 +12,7 @@ use crate::residency::CHUNK_BLOCKS;
 use crate::share::divide_blocks;
 use crate::{BLOCK_SIZE, Level, Pid, Share, Situation};
 
-use super::pairs::Unit;
+use super::unit::Unit;
 
 /// Memory counts as used at the rate of the shortest window if one event is expected in the next one.
 const RATE_WINDOW: usize = 0;
