@@ -6,13 +6,13 @@
 use demeter_policy::benefit::{Benefit, BenefitPoint, POINTS_MAX, Waits};
 use demeter_policy::{ByteCount, GuestPhysAddr, NodeId, PerTier};
 
-use crate::frame::LISTS_BY_PARTS;
 use crate::message::{
     BootId, Done, EncodeError, GpaRange, Hello, Message, NODES_MAX, NodeStats, NodeTotal, Nonce,
     Outcome, Permille, RANGES_MAX, REASON_BYTES_MAX, Ranges, Relocation, RequestId, Resize,
     SessionId, Stats,
 };
 use crate::text::shown;
+use crate::version::LISTS_BY_PARTS;
 
 /// Value of `fast_hit` if it is unknown.
 const UNKNOWN: u16 = 0xffff;

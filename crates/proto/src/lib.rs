@@ -20,17 +20,16 @@ mod fields;
 mod frame;
 mod message;
 mod text;
+mod version;
 
-pub use frame::{
-    DecodeError, Decoder, ENCODED_BYTES_MAX, LISTS_BY_PARTS, PAYLOAD_BYTES_MAX, VERSION,
-    VERSION_MIN, encode, encode_as,
-};
+pub use frame::{DecodeError, Decoder, ENCODED_BYTES_MAX, PAYLOAD_BYTES_MAX, encode, encode_as};
 pub use message::{
     BootId, Done, EncodeError, GpaRange, Hello, Message, NODES_MAX, NodeStats, NodeTotal, Nonce,
     Outcome, Permille, RANGES_MAX, REASON_BYTES_MAX, Ranges, Relocation, RequestId, Resize,
     SessionId, Stats,
 };
 pub use text::shown;
+pub use version::{LISTS_BY_PARTS, VERSION, VERSION_MIN};
 
 /// The guest's vsock port of the relay.
 ///

@@ -1,9 +1,7 @@
 //! Checks scenarios beyond their types. Each error names the key and the fix.
 
-use std::fmt::Display;
-
 use crate::dirty_logging;
-use crate::fault::{at_least_one, refuse_if, within};
+use crate::fault::{at_least_one, is_plain_name, refuse_if, unique, within};
 use crate::provision_check::check_provision;
 use crate::workload::THREADS_MAX;
 use crate::{
@@ -220,22 +218,6 @@ impl Scenario {
         })?;
         machine.check_nodes(self.duration_s)
     }
-}
-
-/// Whether the name is allowed for files, sockets and headings.
-pub(crate) fn is_plain_name(name: &str) -> bool {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
-    (1..=64).contains(&name.len()) && name.chars().all(is_plain)
-}
-
-/// Rejects a list with duplicates.
-pub(crate) fn unique<T: PartialEq + Display>(key: &str, list: &[T]) -> Result<(), String> {
-    for (i, item) in list.iter().enumerate() {
-        refuse_if(list[..i].contains(item), || {
-            format!("{key}: \"{item}\" stands twice; remove one")
-        })?;
-    }
-    Ok(())
 }
 
 fn check_tiers(machine: &Machine) -> Result<(), String> {

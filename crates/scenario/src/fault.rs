@@ -28,3 +28,19 @@ pub(crate) fn at_least_one(key: &str, value: u64) -> Result<(), String> {
 pub(crate) fn refuse_if(is_wrong: bool, what: impl FnOnce() -> String) -> Result<(), String> {
     if is_wrong { Err(what()) } else { Ok(()) }
 }
+
+/// Whether the name is allowed for files, sockets and headings.
+pub(crate) fn is_plain_name(name: &str) -> bool {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    (1..=64).contains(&name.len()) && name.chars().all(is_plain)
+}
+
+/// Rejects a list with duplicates.
+pub(crate) fn unique<T: PartialEq + Display>(key: &str, list: &[T]) -> Result<(), String> {
+    for (i, item) in list.iter().enumerate() {
+        refuse_if(list[..i].contains(item), || {
+            format!("{key}: \"{item}\" stands twice; remove one")
+        })?;
+    }
+    Ok(())
+}

@@ -2,8 +2,7 @@
 
 use demeter_policy::provision::{Policy, ProvisionerKind};
 
-use crate::check::{is_plain_name, unique};
-use crate::fault::{at_least_one, refuse_if, within};
+use crate::fault::{at_least_one, is_plain_name, refuse_if, unique, within};
 use crate::{
     Crashes, MachinePlace, Provision, Provisioner, ResizeCycle, Scenario, Soak, System, Through,
     Vm, Workload,

@@ -6,7 +6,7 @@ use super::damon::DamonTracker;
 use super::lab::LabTracker;
 use super::perf::PerfTracker;
 use super::retry::Retry;
-use super::{Settings, Tracker, TrackerError};
+use super::{Open, Settings, Tracker, TrackerError};
 
 /// The configured tracker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -33,9 +33,6 @@ pub struct PassedOver {
     /// The reason.
     pub why: TrackerError,
 }
-
-/// Opens a tracker.
-pub(super) type Open = fn(&Settings) -> Result<Box<dyn Tracker>, TrackerError>;
 
 /// All trackers, best first.
 const TRACKERS: [(Choice, Open); 3] = [
@@ -64,7 +61,9 @@ pub fn choose(
         match open(settings) {
             Ok(tracker) if passed_over.is_empty() => return Ok((tracker, passed_over)),
             Ok(tracker) => {
-                let retry = Retry::new(tracker, &TRACKERS[..at], settings);
+                let better = TRACKERS[..at].iter();
+                let better = better.map(|&(choice, open)| (choice.into(), open));
+                let retry = Retry::new(tracker, better.collect(), settings);
                 return Ok((Box::new(retry), passed_over));
             }
             Err(why) if want != Choice::Auto => return Err(why),

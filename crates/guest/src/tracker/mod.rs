@@ -79,6 +79,9 @@ pub trait Tracker: Send {
     fn resume(&mut self) -> Result<(), TrackerError>;
 }
 
+/// Opens a tracker.
+type Open = fn(&Settings) -> Result<Box<dyn Tracker>, TrackerError>;
+
 /// Settings of all trackers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {

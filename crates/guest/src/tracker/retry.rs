@@ -5,8 +5,7 @@ use std::time::{Duration, Instant};
 use demeter_policy::damon::Prospect;
 use demeter_policy::{Block, Observation, Pid, Sample};
 
-use super::choice::{Choice, Open};
-use super::{Drained, Settings, Tracker, TrackerError};
+use super::{Drained, Open, Settings, Tracker, TrackerError};
 
 /// Time to the first trial of the better trackers. A trial of a unit that gives nothing takes 0.3 s of a CPU.
 const FIRST: Duration = Duration::from_secs(60);
@@ -19,7 +18,8 @@ const LONGEST: Duration = Duration::from_secs(3600);
 /// and accessed bits do not mix.
 pub(super) struct Retry {
     tracker: Box<dyn Tracker>,
-    better: &'static [(Choice, Open)],
+    /// Names of the better ones, and how they are opened; best first.
+    better: Vec<(&'static str, Open)>,
     settings: Settings,
     due: Instant,
     pause: Duration,
@@ -28,7 +28,7 @@ pub(super) struct Retry {
 impl Retry {
     pub fn new(
         tracker: Box<dyn Tracker>,
-        better: &'static [(Choice, Open)],
+        better: Vec<(&'static str, Open)>,
         settings: &Settings,
     ) -> Self {
         Self {
@@ -45,11 +45,11 @@ impl Retry {
         if now < self.due {
             return Ok(());
         }
-        let works = |&&(_, open): &&(Choice, Open)| open(&self.settings).is_ok();
+        let works = |&&(_, open): &&(&str, Open)| open(&self.settings).is_ok();
         if let Some(&(better, _)) = self.better.iter().find(works) {
             return Err(TrackerError::Outdone {
                 tracker: self.tracker.name(),
-                better: better.into(),
+                better,
             });
         }
         self.pause = (self.pause * 2).min(LONGEST);
@@ -130,12 +130,12 @@ mod tests {
     }
 
     /// A unit that works while the file `unit` exists.
-    const BETTER: [(Choice, Open); 1] = [(Choice::Perf, |settings| {
+    fn perf(settings: &Settings) -> Result<Box<dyn Tracker>, TrackerError> {
         match settings.root.join("unit").exists() {
             true => Ok(Box::new(Fake)),
             false => Err(TrackerError::Taken { tracker: "perf" }),
         }
-    })];
+    }
 
     fn worse() -> (tempfile::TempDir, Retry) {
         let root = tempfile::tempdir().unwrap();
@@ -143,7 +143,7 @@ mod tests {
             root: root.path().into(),
             ..Settings::default()
         };
-        let retry = Retry::new(Box::new(Fake), &BETTER, &settings);
+        let retry = Retry::new(Box::new(Fake), vec![("perf", perf)], &settings);
         (root, retry)
     }
 

@@ -4,8 +4,7 @@
 //! unused, and hold a lock on the file of that number. Other instances see the lock. Settings like ours without the
 //! lock were left by an instance that was killed.
 
-use std::fmt::Display;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -15,15 +14,12 @@ use std::time::Duration;
 use demeter_policy::{BLOCK_SIZE, GuestVirtAddr, Pid, VirtRange};
 
 use super::DamonError;
+use super::file::{io_error, line, open, read, unavailable, write};
 use super::left::Change;
 use super::owner::{Owner, STATISTIC};
 use crate::lock::LockedFile;
 
 const ADMIN_DIR: &str = "sys/kernel/mm/damon/admin/kdamonds";
-
-/// Retries of a command while the kernel answers EBUSY.
-const BUSY_RETRIES: u32 = 20;
-const BUSY_WAIT: Duration = Duration::from_millis(10);
 
 const CONTEXT_DIR: &str = "contexts/0";
 const INTERVALS_DIR: &str = "contexts/0/monitoring_attrs/intervals";
@@ -463,39 +459,6 @@ fn are_left(root: &Path, dir: &Path, kdamonds: &str) -> bool {
         .is_ok_and(|count: u32| (0..count).all(is_left))
 }
 
-fn read(path: &Path) -> Result<String, DamonError> {
-    let text = fs::read_to_string(path).map_err(|source| io_error("read", path, source))?;
-    Ok(text.trim().into())
-}
-
-fn write(path: &Path, value: &str) -> Result<(), DamonError> {
-    let mut result = Ok(());
-    for _ in 0..BUSY_RETRIES {
-        result = File::options()
-            .write(true)
-            .open(path)
-            .and_then(|file| file.write_all_at(line(value).as_bytes(), 0));
-        match &result {
-            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
-                std::thread::sleep(BUSY_WAIT);
-            }
-            _ => break,
-        }
-    }
-    result.map_err(|source| io_error(&format!("write {value:?} to"), path, source))
-}
-
-/// Opens a file for writing. A missing file is not created.
-fn open(path: &Path) -> Result<File, DamonError> {
-    let file = File::options().write(true).open(path);
-    file.map_err(|source| io_error("open", path, source))
-}
-
-/// A value as a line, which ends it whatever follows: sysfs needs no truncation, which costs time.
-fn line(value: impl Display) -> String {
-    format!("{value}\n")
-}
-
 /// Limit of open files at which all region files can stay open: two for each region of all kdamonds, and as many again.
 const OPEN_FILES: libc::rlim_t = 32_768;
 
@@ -516,19 +479,5 @@ fn allow_open_files() -> bool {
         limit.rlim_cur = OPEN_FILES;
         limit.rlim_max = limit.rlim_max.max(OPEN_FILES);
         libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) == 0
-    }
-}
-
-pub(super) fn io_error(what: &str, path: &Path, source: io::Error) -> DamonError {
-    DamonError::Io {
-        what: format!("{what} {}", path.display()),
-        source,
-    }
-}
-
-fn unavailable(why: String, hint: &str) -> DamonError {
-    DamonError::Unavailable {
-        why,
-        hint: hint.into(),
     }
 }

@@ -7,7 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::DamonError;
-use super::admin::io_error;
+use super::file::io_error;
 
 /// Directory of the notes: that of the agent's socket.
 const DIR: &str = "run/demeter";

@@ -2,6 +2,7 @@
 
 mod admin;
 mod aggregations;
+mod file;
 mod left;
 mod owner;
 

@@ -8,8 +8,7 @@ use regex_lite::Regex;
 use serde::{Deserialize, Serialize};
 
 use super::Parameters;
-use crate::check::is_plain_name;
-use crate::fault::{at_least_one, refuse_if, within};
+use crate::fault::{at_least_one, is_plain_name, refuse_if, within};
 
 /// Maximum number of programs side by side.
 const PROGRAMS_MAX: usize = 16;
