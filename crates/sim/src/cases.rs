@@ -7,7 +7,7 @@ use demeter_scenario::{self as scenario, Scenario, Settings};
 
 use crate::error::SimError;
 use crate::parallel_runs::{PlannedRun, RunLimits, RunProgress, run_jobs};
-use crate::provision;
+use crate::{provision, resizable};
 
 /// Runs all cases and systems of a scenario. Each system runs under each of its settings, with `repeats` seeds. Seeds
 /// count up from the scenario's. Of the repeats, the median run is kept, and of the settings, the best. `tell` receives
@@ -24,7 +24,7 @@ pub fn run_all(
     let variants = provision::variants(scenario);
     if variants.len() > 1 {
         // Before the first run starts.
-        provision::check(scenario)?;
+        resizable::check(scenario)?;
         let mut all = scenario.empty_result("sim");
         for (name, one) in variants {
             let found = run_all(&one, repeats, limits, tell)?.systems;

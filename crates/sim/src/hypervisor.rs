@@ -4,11 +4,11 @@
 
 use demeter_policy::{BLOCK_SIZE, ByteCount, GuestPhysAddr, Tier};
 
-use crate::guest::{Node, Watermarks};
+use crate::guest::{Node, Watermarks, reserve};
 use crate::machine::actor::Actor;
 use crate::machine::flat::Flat;
 use crate::machine::ledger::Cause;
-use crate::machine::radix::{Address, HUGE_BITS, PageSize, Radix};
+use crate::machine::radix::{HUGE_BITS, PageSize, Radix};
 use crate::machine::segment::Segments;
 
 /// The host's physical memory.
@@ -279,49 +279,6 @@ impl Hypervisor {
         backing.moved_bytes[to as usize] += 1 << self.page_bits;
         true
     }
-}
-
-/// Maps a range to contiguous memory, with pages of this size. The last page is used only as far as the range needs it.
-/// With `piece`, another user takes one block after each piece of that many bytes. Returns the first frame, or none if
-/// the nodes are in use or too small.
-pub(crate) fn reserve<A: Address>(
-    tree: &mut Radix<A>,
-    nodes: &mut [Node; 2],
-    range: std::ops::Range<A>,
-    size: PageSize,
-    piece: Option<u64>,
-) -> Option<u32> {
-    let page_bits = tree.page_bits();
-    let range = range.start.number()..range.end.number();
-    let mut first = None;
-    let mut others = 0;
-    for (i, at) in range.clone().step_by(BLOCK_SIZE as usize).enumerate() {
-        let block = nodes.iter_mut().find_map(Node::take_block)?;
-        let expected =
-            *first.get_or_insert(block) + ((i as u32 + others) << (HUGE_BITS - page_bits));
-        if block != expected {
-            return None;
-        }
-        if piece.is_some_and(|bytes| (at + BLOCK_SIZE - range.start).is_multiple_of(bytes)) {
-            nodes.iter_mut().find_map(Node::take_block)?;
-            others += 1;
-        }
-        match size {
-            PageSize::Base => {
-                for page in 0..1u32 << (HUGE_BITS - page_bits) {
-                    let at = at + (u64::from(page) << page_bits);
-                    tree.map(A::of(at), size, block + page);
-                }
-            }
-            PageSize::Huge => tree.map(A::of(at), size, block),
-            PageSize::Giant => {
-                if at.is_multiple_of(1 << (HUGE_BITS + 9)) {
-                    tree.map(A::of(at), size, block);
-                }
-            }
-        }
-    }
-    first
 }
 
 impl Backing {

@@ -20,7 +20,8 @@ use demeter_outcome::SystemResult;
 use demeter_scenario::{Place, Point, Settings, System};
 
 use crate::error::SimError;
-use crate::run::{OnProgress, run, run_under};
+use crate::progress::OnProgress;
+use crate::run::{run, run_under};
 
 /// One run: a scenario under one system with one seed.
 #[derive(Debug, Clone, Copy)]

@@ -6,26 +6,20 @@ use demeter_outcome::{Metadata, SystemResult};
 use demeter_policy::RankedRange;
 use demeter_scenario::{Scenario, Settings, System};
 
+use crate::digest::Digest;
 use crate::dirty;
 use crate::error::SimError;
+use crate::machine::cost::PS_PER_S;
 use crate::program::Program;
+use crate::progress::{OnProgress, OnRanges};
 use crate::provision::Provisioner;
 use crate::setup::{self, WorldSetup};
 use crate::system;
 use crate::timeline::{of_each_vm, timeline};
 use crate::workload::Workload;
 
-/// Picoseconds in a second, which is also the interval of a result's series.
-pub(crate) const PS_PER_S: u64 = 1_000_000_000_000;
-
 /// Progress reports per simulated second.
 const TOLD_A_SECOND: u64 = 16;
-
-/// Receives the progress of a run, 0 to 1; an error ends the run.
-pub(crate) type OnProgress<'a> = dyn Fn(f64) -> Result<(), SimError> + 'a;
-
-/// Receives a time in seconds and the first VM's ranges with their heat.
-pub(crate) type OnRanges<'a> = dyn FnMut(f64, &[RankedRange]) + 'a;
 
 /// Runs one system of a scenario. Every simulated second, `seen` receives the first VM's ranges with their heat,
 /// hottest first. There are none for a system without ranges. `tell` receives the progress of the run, 0 to 1.
@@ -179,25 +173,6 @@ fn named_vms(scenario: &Scenario) -> Vec<(String, Scenario)> {
 fn mean_s(times_ps: &[u64]) -> f64 {
     let sum: f64 = times_ps.iter().map(|&ps| ps as f64).sum();
     sum / times_ps.len() as f64 / PS_PER_S as f64
-}
-
-/// A running hash of all events (FNV-1a; 48 bits, so that JSON readers represent it exactly).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Digest(pub(crate) u64);
-
-impl Default for Digest {
-    fn default() -> Self {
-        Self(0xcbf2_9ce4_8422)
-    }
-}
-
-impl Digest {
-    /// Adds a number to the hash.
-    pub(crate) fn add(&mut self, value: u64) {
-        for byte in value.to_le_bytes() {
-            self.0 = ((self.0 ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)) & ((1 << 48) - 1);
-        }
-    }
 }
 
 #[cfg(test)]

@@ -21,8 +21,8 @@ use crate::machine::sampler::Sampling;
 use crate::machine::tier::{LINE_BYTES, TierModel};
 use crate::machine::walk::Space;
 use crate::program::Program;
-use crate::provision::{self, Sizes};
 use crate::reserve::reserve;
+use crate::resizable::{self, Sizes};
 use crate::system::Split;
 use crate::system::{AgentSettings, Build, Managed, Needs, Tiering};
 use crate::vm::{Hardware, Host, Machine, Vm};
@@ -107,7 +107,7 @@ impl WorldSetup {
                 "VMs with different workload.in_flight on the same cores (sim.cores)",
             ));
         }
-        provision::check(scenario)?;
+        resizable::check(scenario)?;
         let machine = &scenario.machine;
         let dilation = scenario.lab.dilation;
         let (cpu, dilation) = match scenario.sim.cpu {

@@ -1,11 +1,11 @@
 //! All VMs on one host, and simulated time.
 
 use crate::cpu_scheduler::CpuScheduler;
+use crate::digest::Digest;
 use crate::error::SimError;
 use crate::latency::Latencies;
 use crate::machine::ledger::Cause;
 use crate::program::Program;
-use crate::run::Digest;
 use crate::vm::{Host, Vm};
 
 /// Interval over which a tier's used bandwidth is averaged. It grows with the scale up to a limit, as accesses become

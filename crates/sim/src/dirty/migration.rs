@@ -9,7 +9,8 @@ use super::memory::PAGES_A_BLOCK;
 use super::throughput::Throughput;
 use super::vm::Vm;
 use crate::error::SimError;
-use crate::run::{OnProgress, PS_PER_S};
+use crate::machine::cost::PS_PER_S;
+use crate::progress::OnProgress;
 
 /// Bytes of a page.
 const PAGE_BYTES: u64 = 4096;

@@ -41,9 +41,10 @@ use self::memory::{PAGES_A_BLOCK, SecondLevelTables};
 use self::migration::{Migrated, migrate, protect_all};
 use self::throughput::Throughput;
 use self::vm::{Counts, Vm};
+use crate::digest::Digest;
 use crate::error::SimError;
-use crate::machine::cost::PS_PER_NS;
-use crate::run::{Digest, OnProgress, PS_PER_S};
+use crate::machine::cost::{PS_PER_NS, PS_PER_S};
+use crate::progress::OnProgress;
 
 /// Maximum pages per invalidation with FEAT_TLBIRANGE: the kernel's limit, 8 GiB.
 const RANGE_PAGES: u64 = 32 << 16;

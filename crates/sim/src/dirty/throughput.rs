@@ -2,7 +2,7 @@
 
 use demeter_outcome::Point;
 
-use crate::run::PS_PER_S;
+use crate::machine::cost::PS_PER_S;
 
 /// Length of an interval.
 const INTERVAL_PS: u64 = PS_PER_S / 4;

@@ -21,7 +21,6 @@ use demeter_policy::{
     BLOCK_SIZE, Block, ByteCount, GuestPhysAddr, GuestVirtAddr, PAGE_SIZE, Pid, Tier, VirtRange,
 };
 
-use crate::hypervisor::reserve;
 use crate::machine::actor::Actor;
 use crate::machine::ledger::Cause;
 use crate::machine::radix::{HUGE_BITS, PageSize, Radix, table_bytes};
@@ -31,7 +30,7 @@ use frames::Frames;
 use interleave::Interleave;
 use khugepaged::Khugepaged;
 use mappings::Mappings;
-pub(crate) use node::{Node, Watermarks};
+pub(crate) use node::{Node, Watermarks, reserve};
 
 /// Memory layout and allocation policy of a guest.
 #[derive(Debug, Clone)]

@@ -10,7 +10,9 @@
 
 use std::ops::Range;
 
-use demeter_policy::ByteCount;
+use demeter_policy::{BLOCK_SIZE, ByteCount};
+
+use crate::machine::radix::{Address, HUGE_BITS, PageSize, Radix};
 
 /// Watermarks: parts of a node to keep free, in 1/1000.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -212,6 +214,49 @@ impl Node {
         }
         self.pages = kept;
     }
+}
+
+/// Maps a range to contiguous memory, with pages of this size. The last page is used only as far as the range needs it.
+/// With `piece`, another user takes one block after each piece of that many bytes. Returns the first frame, or none if
+/// the nodes are in use or too small.
+pub(crate) fn reserve<A: Address>(
+    tree: &mut Radix<A>,
+    nodes: &mut [Node; 2],
+    range: std::ops::Range<A>,
+    size: PageSize,
+    piece: Option<u64>,
+) -> Option<u32> {
+    let page_bits = tree.page_bits();
+    let range = range.start.number()..range.end.number();
+    let mut first = None;
+    let mut others = 0;
+    for (i, at) in range.clone().step_by(BLOCK_SIZE as usize).enumerate() {
+        let block = nodes.iter_mut().find_map(Node::take_block)?;
+        let expected =
+            *first.get_or_insert(block) + ((i as u32 + others) << (HUGE_BITS - page_bits));
+        if block != expected {
+            return None;
+        }
+        if piece.is_some_and(|bytes| (at + BLOCK_SIZE - range.start).is_multiple_of(bytes)) {
+            nodes.iter_mut().find_map(Node::take_block)?;
+            others += 1;
+        }
+        match size {
+            PageSize::Base => {
+                for page in 0..1u32 << (HUGE_BITS - page_bits) {
+                    let at = at + (u64::from(page) << page_bits);
+                    tree.map(A::of(at), size, block + page);
+                }
+            }
+            PageSize::Huge => tree.map(A::of(at), size, block),
+            PageSize::Giant => {
+                if at.is_multiple_of(1 << (HUGE_BITS + 9)) {
+                    tree.map(A::of(at), size, block);
+                }
+            }
+        }
+    }
+    first
 }
 
 #[cfg(test)]

@@ -17,13 +17,14 @@ use demeter_policy::{GuestPhysAddr, GuestVirtAddr, Tier};
 use super::assoc::Assoc;
 use super::cpu::{CpuModel, TlbKind};
 use super::ledger::{Bill, Cause};
+use super::mapping::{Fault, Mapping};
 use super::memory::{LINE_BITS, Memory};
 use super::prefetch::prefetch;
 use super::radix::{PageSize, Radix};
 use super::sampler::Sampler;
 use super::segment::Segments;
 use super::tlb::{Tlb, Translation};
-use super::walk::{Fault, Mapping, SecondLevel, Space, WalkCaches, native, nested};
+use super::walk::{SecondLevel, Space, WalkCaches, native, nested};
 use crate::program::Access;
 
 /// How many accesses ahead the simulator prefetches its own data structures: the guest's page table entry, the

@@ -11,6 +11,9 @@
 /// Picoseconds in a nanosecond.
 pub const PS_PER_NS: u64 = 1000;
 
+/// Picoseconds in a second, which is also the interval of a result's series.
+pub(crate) const PS_PER_S: u64 = 1_000_000_000_000;
+
 /// Picoseconds in a millisecond.
 pub const PS_PER_MS: u64 = 1_000_000 * PS_PER_NS;
 

@@ -8,6 +8,7 @@ pub(crate) mod cpu;
 pub(crate) mod flat;
 pub(crate) mod flush;
 pub(crate) mod ledger;
+pub(crate) mod mapping;
 pub(crate) mod memory;
 mod prefetch;
 pub(crate) mod radix;

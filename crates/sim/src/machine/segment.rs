@@ -17,8 +17,8 @@ use std::marker::PhantomData;
 use demeter_policy::{GuestPhysAddr, GuestVirtAddr};
 use demeter_scenario::rng::mix;
 
+use super::mapping::Mapping;
 use super::radix::{Address, PageSize};
-use super::walk::Mapping;
 
 /// log2 of the size of an escaping page.
 const ESCAPE_BITS: u32 = 12;

@@ -14,6 +14,7 @@ use demeter_policy::{GuestPhysAddr, GuestVirtAddr};
 
 use super::assoc::Assoc;
 use super::cpu::TlbModel;
+use super::mapping::{Fault, Mapping};
 use super::radix::{Address, PageSize, Radix, Table, entry_offset};
 use super::segment::Segments;
 
@@ -28,30 +29,6 @@ impl Space {
 
 /// Width of page numbers in tags, below the space's bits.
 pub(crate) const KEY_BITS: u32 = 30;
-
-/// The reason that a walk found no translation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Fault {
-    /// The guest maps nothing at this address.
-    Page,
-    /// The guest marked the page to detect accesses.
-    Hint,
-    /// The hypervisor maps nothing at this guest-physical address.
-    Violation(GuestPhysAddr),
-    /// The hypervisor marked this guest-physical page to detect accesses.
-    HostHint(GuestPhysAddr),
-}
-
-/// A page translation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Mapping {
-    /// The frame of the base page that holds the address.
-    pub(crate) frame: u32,
-    /// Page size: the smaller one of both dimensions.
-    pub(crate) size: PageSize,
-    /// Whether its dirty bits are set, so that stores need no extra walk.
-    pub(crate) dirty: bool,
-}
 
 /// The next table: its number, and its 4 KiB page of host memory.
 type Next = (u32, u32);

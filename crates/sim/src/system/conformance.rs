@@ -4,8 +4,9 @@ use demeter_policy::{MIB, PAGE_SIZE};
 use demeter_scenario::{Place, Scenario, System};
 
 use super::build;
+use crate::machine::cost::PS_PER_S;
 use crate::machine::ledger::Cause;
-use crate::run::{PS_PER_S, run};
+use crate::run::run;
 use crate::setup::WorldSetup;
 use crate::workload::Workload;
 use crate::world::World;

@@ -229,7 +229,7 @@ impl Manager for Memstrata {
 mod tests {
     use demeter_scenario::{Scenario, System};
 
-    use crate::run::PS_PER_S;
+    use crate::machine::cost::PS_PER_S;
     use crate::setup::WorldSetup;
     use crate::system::build;
     use crate::workload::Workload;

@@ -8,8 +8,8 @@ use crate::latency::Operation;
 use crate::machine::actor::Vcpu;
 use crate::machine::core::{Core, Tables};
 use crate::machine::ledger::{Bill, Cause};
+use crate::machine::mapping::Fault;
 use crate::machine::radix::PageSize;
-use crate::machine::walk::Fault;
 use crate::program::{BATCH, Batch, Program};
 
 /// Minimum number of accesses in a slice, unless each access faults.
