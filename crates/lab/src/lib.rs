@@ -7,6 +7,7 @@
 mod error;
 mod here;
 pub mod inside;
+mod launch;
 pub mod link;
 pub mod process_usage;
 mod program;
@@ -19,7 +20,7 @@ mod vm;
 pub mod workload;
 
 pub use error::{Error, VmFault};
-pub use program::Launch;
+pub use launch::Launch;
 pub use record::{Recorded, Recorder, Recording, RecordingEnd};
 pub use run::{LabRun, Repetition, run, run_here};
 pub use tune::{Search, TooLittleTime};

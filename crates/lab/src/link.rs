@@ -11,8 +11,8 @@ use demeter_policy::provision::{Policy, ProvisionerKind};
 use demeter_scenario::{Scenario, Settings};
 use serde::{Deserialize, Serialize};
 
+use crate::launch::Launch;
 use crate::process_usage::ProcessUsage;
-use crate::program::Launch;
 use crate::workload::Rate;
 
 /// Name of the virtio-serial port.

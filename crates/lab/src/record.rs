@@ -21,7 +21,8 @@ use demeter_scenario::{Programs, Ready, Scenario};
 use regex_lite::Regex;
 
 use crate::error::Error;
-use crate::program::{Launch, Meter, OutputParser, lock};
+use crate::launch::Launch;
+use crate::program::{Meter, OutputParser, lock};
 use crate::vm::plugin::trace_plugin;
 use crate::vm::{Finder, Lab, dies_with_this_thread, in_place};
 

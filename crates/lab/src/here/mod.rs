@@ -26,7 +26,7 @@ use self::locked_memory::LockedMemory;
 use self::machine::Machine;
 use self::settings::Lent;
 use crate::error::Error;
-use crate::inside::job::{booted, fill, watch};
+use crate::inside::job::{fill, watch};
 use crate::inside::rivals::{self, Rival};
 use crate::inside::testbed::{StopConditions, Testbed};
 use crate::inside::workload::Workload;
@@ -105,7 +105,7 @@ impl<'a> Here<'a> {
         };
         let fault = |fault| self::fault(system, fault);
         kernel::prepare(&bed.root, self.scenario.machine.thp).map_err(fault)?;
-        say(booted(&bed).map_err(fault)?).map_err(fault)?;
+        say(bed.booted().map_err(fault)?).map_err(fault)?;
         self.locked
             .leave(self.scenario.machine.fast.usable_mib, self.stop)?;
         say(sized(&bed).map_err(fault)?).map_err(fault)?;

@@ -3,8 +3,6 @@
 //! Everything runs on one thread, which the workload's own events wake. No separate timer can disagree with the
 //! workload, and measuring costs the same under every system.
 
-use std::path::Path;
-
 use demeter_policy::Pid;
 use demeter_policy::provision::ProvisionerKind;
 
@@ -25,7 +23,7 @@ use super::testbed::Testbed;
 use super::ticker::Ticker;
 use super::workload::{HotSet, Next, Workload};
 use super::zones::nodes_free_mib;
-use crate::link::{Interval, Job, Nesting, Totals, VmMessage};
+use crate::link::{Interval, Job, Nesting, VmMessage};
 
 /// Runs the job and reports over the link.
 pub fn run(link: &mut HostLink, job: &Job) -> Result<(), Fault> {
@@ -45,7 +43,7 @@ pub fn run(link: &mut HostLink, job: &Job) -> Result<(), Fault> {
         .then(|| AgentProcess::start_relay(&bed))
         .transpose()?;
     if !job.level.is_guest() || job.provisioner.is_some() {
-        link.send(&booted(&bed)?)?;
+        link.send(&bed.booted()?)?;
     }
     if job.provisioner.is_some() {
         link.wait_for_go()?;
@@ -177,7 +175,7 @@ pub fn watch(
     counters.follow(Pid(std::process::id()), "observer");
     counters.follow_workload(&workload.pids());
     counters.follow_kernel_threads()?;
-    let before = read_totals(&counters, rival.as_mut())?;
+    let before = rival.totals(&counters)?;
     rival.begin(bed, workload.target())?;
     if let Some(pid) = rival.pid() {
         counters.follow(pid, "agent");
@@ -208,7 +206,7 @@ pub fn watch(
                     rate: speed.rate,
                     programs: speed.programs,
                     hot_in_fast: hot_in_fast(&mut observers)?,
-                    totals: read_totals(&counters, rival.as_mut())?,
+                    totals: rival.totals(&counters)?,
                 }))?;
             }
             Next::Shift(t_s, hot) => {
@@ -219,7 +217,7 @@ pub fn watch(
             Next::Done(t_s, speed) => break (t_s, speed),
         }
     };
-    let totals = read_totals(&counters, rival.as_mut())?;
+    let totals = rival.totals(&counters)?;
     rival.stop()?;
     say(VmMessage::Done {
         t_s,
@@ -238,27 +236,4 @@ fn hot_in_fast(observers: &mut Option<Vec<Observer>>) -> Result<Option<f64>, Fau
     let shares = observers.iter_mut().map(Observer::in_fast);
     let sum: f64 = shares.sum::<Result<_, _>>()?;
     Ok(Some(sum / count))
-}
-
-pub(super) fn read_totals(counters: &Counters, rival: &mut dyn Rival) -> Result<Totals, Fault> {
-    let mut totals = counters.read()?;
-    let moved = rival.moved_bytes(&totals);
-    totals.promoted_bytes = moved.map(|(promoted, _)| promoted);
-    totals.demoted_bytes = moved.map(|(_, demoted)| demoted);
-    Ok(totals)
-}
-
-/// The VM's description of itself after boot.
-pub fn booted(bed: &Testbed<'_>) -> Result<VmMessage, Fault> {
-    Ok(VmMessage::Booted {
-        kernel: kernel_release(&bed.root)?,
-        fast_free_mib: nodes_free_mib(&bed.root, bed.tiers.fastest().to_vec())?,
-        slow_free_mib: nodes_free_mib(&bed.root, bed.tiers.slower())?,
-    })
-}
-
-fn kernel_release(root: &Path) -> Result<String, Fault> {
-    let path = root.join("proc/sys/kernel/osrelease");
-    let text = std::fs::read_to_string(&path).map_err(Fault::io("read", &path))?;
-    Ok(text.trim().to_owned())
 }

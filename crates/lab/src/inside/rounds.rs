@@ -8,7 +8,7 @@ use super::fault::Fault;
 use super::host_link::{HostLink, Orders};
 use super::testbed::Testbed;
 use super::workload::OwnProgram;
-use super::{job, kernel, modules};
+use super::{kernel, modules};
 use crate::link::{Job, KILL_AGENT, VmMessage};
 use crate::process_usage::{ProcessUsage, kernel_kib};
 use crate::workload::WorkloadEvent;
@@ -22,7 +22,7 @@ pub fn run(link: &mut HostLink, job: &Job) -> Result<(), Fault> {
     modules::online_for_all(root)?;
     let agent = Arc::new(Mutex::new(AgentProcess::start_for_all(&bed)?));
     obey(link.orders()?, Arc::clone(&agent));
-    link.send(&job::booted(&bed)?)?;
+    link.send(&bed.booted()?)?;
     loop {
         let mut workload = OwnProgram::start(&bed, job, 0)?;
         let verified = loop {

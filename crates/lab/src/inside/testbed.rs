@@ -1,6 +1,6 @@
 //! The machine under test: a lab VM from inside, or this machine.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,8 @@ use demeter_scenario::Machine;
 
 use super::fault::Fault;
 use super::plugged::Plug;
-use crate::link::{AGENT_CONFIG_PATH, AGENT_SOCKET_PATH};
+use super::zones::nodes_free_mib;
+use crate::link::{AGENT_CONFIG_PATH, AGENT_SOCKET_PATH, VmMessage};
 
 /// Paths, nodes and limits of the machine under test.
 #[derive(Debug)]
@@ -83,6 +84,21 @@ impl Testbed<'_> {
             ..Self::vm()
         })
     }
+
+    /// The machine's description of itself after boot.
+    pub fn booted(&self) -> Result<VmMessage, Fault> {
+        Ok(VmMessage::Booted {
+            kernel: kernel_release(&self.root)?,
+            fast_free_mib: nodes_free_mib(&self.root, self.tiers.fastest().to_vec())?,
+            slow_free_mib: nodes_free_mib(&self.root, self.tiers.slower())?,
+        })
+    }
+}
+
+fn kernel_release(root: &Path) -> Result<String, Fault> {
+    let path = root.join("proc/sys/kernel/osrelease");
+    let text = std::fs::read_to_string(&path).map_err(Fault::io("read", &path))?;
+    Ok(text.trim().to_owned())
 }
 
 impl StopConditions<'_> {

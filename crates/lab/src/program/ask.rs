@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use regex_lite::Regex;
 
-use super::launch::Launch;
 use super::output::{OutputParser, number};
 use super::process::lock;
+use crate::launch::Launch;
 use crate::vm::dies_with_this_thread;
 
 /// Interval between two runs.

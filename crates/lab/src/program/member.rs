@@ -11,11 +11,11 @@ use regex_lite::Regex;
 
 use super::ask::Asker;
 use super::cgroup::OwnCgroup;
-use super::launch::Launch;
 use super::meter::Meter;
 use super::output::OutputParser;
 use super::process::{Process, Said, lock};
 use crate::inside::Fault;
+use crate::launch::Launch;
 use crate::link::ProgramFigure;
 
 /// Unit of figures that count runs.

@@ -7,7 +7,6 @@
 mod ask;
 pub(crate) mod cgroup;
 mod family;
-mod launch;
 mod member;
 mod meter;
 mod output;
@@ -24,13 +23,13 @@ use std::time::{Duration, Instant};
 use demeter_policy::{NodeId, Pid};
 use demeter_scenario::{Figure, Ready};
 
-pub use self::launch::Launch;
 pub(crate) use self::{meter::Meter, output::OutputParser, process::lock};
 
 use self::cgroup::OwnCgroup;
 use self::member::Member;
 use self::process::Said;
 use crate::inside::Fault;
+use crate::launch::Launch;
 use crate::link::{ProgramFigure, ProgramLog};
 
 /// Time between two reports.

@@ -11,9 +11,9 @@ use demeter_policy::Pid;
 
 use super::cgroup::{self, OwnCgroup};
 use super::family;
-use super::launch::Launch;
 use super::output::OutputParser;
 use crate::inside::Fault;
+use crate::launch::Launch;
 use crate::vm::dies_with_this_thread;
 
 /// An event from a program's threads.

@@ -11,9 +11,9 @@ use demeter_outcome::{CrashFigures, Provisioning, SystemResult};
 use demeter_scenario::{Crashes, Settings, Through};
 
 use super::controller::Controller;
-use super::fleet::{NEAR_BYTES, Run};
+use super::fleet::Run;
 use super::life::Life;
-use super::sizing::random_size;
+use super::sizing::{NEAR_BYTES, random_size};
 use crate::error::Error;
 use crate::link::VmMessage;
 use crate::vm::{ControllerSetup, DIMM_SLOTS, Elastic, Monitor, VmEntry};

@@ -29,9 +29,6 @@ const TICK: Duration = Duration::from_millis(50);
 /// Interval between two points of the series of VM memory.
 const POINT_EVERY: Duration = Duration::from_secs(1);
 
-/// Tolerance of a VM's target, as guests release whole huge pages.
-pub const NEAR_BYTES: u64 = 4 << 20;
-
 /// The parameters of one run.
 #[derive(Debug, Clone, Copy)]
 pub struct Run<'a> {

@@ -4,7 +4,7 @@ use demeter_host::view::{TierView, VmView};
 use demeter_outcome::Resize;
 use demeter_scenario::ResizeCycle;
 
-use super::fleet::NEAR_BYTES;
+use super::sizing::NEAR_BYTES;
 
 /// The state of a [`ResizeCycle`].
 #[derive(Debug)]

@@ -8,10 +8,12 @@ use demeter_host::view::{HostView, TierView, VmState, VmView};
 
 use super::backing::backed_bytes;
 use super::controller::Controller;
-use super::fleet::NEAR_BYTES;
 use crate::error::Error;
 use crate::vm::{Elastic, NodeSizes};
 use crate::workload::rng::{Rng, scale};
+
+/// Tolerance of a VM's target, as guests release whole huge pages.
+pub const NEAR_BYTES: u64 = 4 << 20;
 
 /// Time limit for VMs to reach their initial size.
 const SETTLE_LIMIT: Duration = Duration::from_secs(120);

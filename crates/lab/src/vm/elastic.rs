@@ -7,6 +7,7 @@ use demeter_scenario::{Machine, Tier};
 
 use super::memory::{NodeSizes, PLUG_ALIGN_MIB, VmNode};
 use super::monitor::own_qmp_socket;
+use super::quoted::quoted;
 
 /// Boot memory of each node beside the kernel's own, MiB, for VMs with memory devices. It holds the page descriptors of
 /// hotplugged memory.
@@ -202,7 +203,7 @@ pub fn agent_port(folder: &Path) -> [(&'static str, String); 2] {
 }
 
 fn served(socket: &Path) -> String {
-    format!("{},server=on,wait=off", super::qemu::quoted(socket))
+    format!("{},server=on,wait=off", quoted(socket))
 }
 
 /// The VM's control socket.

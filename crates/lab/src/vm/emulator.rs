@@ -3,7 +3,7 @@
 use std::io;
 use std::process::Child;
 
-use super::domain::Domain;
+use super::domain::process::Domain;
 
 /// A running emulator.
 #[derive(Debug)]

@@ -1,26 +1,18 @@
-//! The lab on this machine, and the life of one VM.
+//! The lab's parts on this machine.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
-use std::time::Duration;
 
 use demeter_guest::config::Config;
 use demeter_guest::tracker::Choice;
 use demeter_policy::provision::ProvisionerKind;
-use demeter_scenario::{Clock, MachinePlace, Provision, Scenario, Settings, System, Workload};
+use demeter_scenario::System;
 
-use super::elastic::{self, Elastic, Module};
+use super::elastic::{self, Module};
 use super::initramfs::Initramfs;
-use super::memory::nodes_of;
-use super::prepared::{INITRAMFS, PreparedVm};
-use super::programs::{self as program_files, Finder};
-use super::{kernel, module, nested, plugin, qemu};
-use crate::error::{Error, VmFault};
-use crate::link::{
-    AGENT_CONFIG_PATH, AGENT_RECORDING_PATH, AGENT_SOCKET_PATH, EARLY_MODULES_DIR, JOB_PATH, Job,
-    MODULES_DIR, Nesting, VmMessage,
-};
+use super::{kernel, module, plugin};
+use crate::error::Error;
+use crate::link::{AGENT_RECORDING_PATH, AGENT_SOCKET_PATH, Job, MODULES_DIR};
 
 /// Programs that are added to every VM.
 const PROGRAMS: [&str; 4] = ["demeter", "gups", "memlat", "mix"];
@@ -97,116 +89,9 @@ impl Lab {
         }
     }
 
-    /// Runs the system of `settings` in a VM of `scenario`. Passes each report to `on_report`. Returns after
-    /// [`VmMessage::Finished`]. Only logs of the VM remain.
-    pub fn run_vm(
-        &self,
-        scenario: &Scenario,
-        settings: &Settings,
-        stop: &AtomicBool,
-        on_report: &mut dyn FnMut(VmMessage) -> Result<(), VmFault>,
-    ) -> Result<(), Error> {
-        let vm = self.prepare(&run_name(settings), scenario, settings, None)?;
-        vm.listen(vm.start()?, stop, on_report)
-    }
-
-    /// Prepares a VM of `scenario` for the system of `settings`. With a provisioner its memory is resizable. `run`
-    /// names it in messages and logs.
-    pub(crate) fn prepare(
-        &self,
-        run: &str,
-        scenario: &Scenario,
-        settings: &Settings,
-        provisioner: Option<ProvisionerKind>,
-    ) -> Result<PreparedVm, Error> {
-        let scenario = &scenario.under(settings);
-        let mut initramfs = self.initramfs()?;
-        let launches = match &scenario.workload {
-            Workload::Program(programs) => {
-                let finder = Finder::new(&self.programs, &self.cache, programs)?;
-                program_files::into_vm(&mut initramfs, &finder, scenario, programs)?
-            }
-            _ => vec![],
-        };
-        let mut job = Job {
-            settings: settings.clone(),
-            scenario: scenario.clone(),
-            provisioner,
-            rounds: scenario
-                .provision
-                .as_ref()
-                .is_some_and(Provision::runs_rounds),
-            launches,
-            level: Nesting::Alone,
-        };
-        let (plugin, kernel) = self.assets()?;
-        let mut cpu_properties = vec![];
-        let is_exact = qemu::is_exact(&self.qemu)?;
-        if scenario.lab.clock == Clock::Model && !is_exact {
-            return Err(Error::Missing {
-                what: format!("{} has no clock of the model's own", self.qemu.display()),
-                hint: "--emulator exact, or leave lab.clock out".into(),
-            });
-        }
-        if is_exact {
-            cpu_properties.push("ibs=on".into());
-            cpu_properties.extend(self.cpu_properties.iter().cloned());
-        }
-        let early = kernel::early_modules(&self.cache, &kernel)?;
-        for (at, file) in early.iter().enumerate() {
-            initramfs.add_file(&format!("{EARLY_MODULES_DIR}/{at}.ko"), file);
-        }
-        let folder = tempfile::Builder::new()
-            .prefix("demeter-lab-")
-            .tempdir()
-            .map_err(Error::io("create", "a folder for the VM"))?;
-        if scenario.machine.place == MachinePlace::Host {
-            nested::into_host(self, &kernel, &mut initramfs, &mut job, folder.path())?;
-        }
-        // The CPU's own unit, where it has one: `Auto` prefers that to the plugin's.
-        let unit = match cpu_properties.is_empty() {
-            true => Choice::Lab,
-            false => Choice::Auto,
-        };
-        let text =
-            serde_json::to_string(&job).map_err(|e| Error::io("encode", JOB_PATH)(e.into()))?;
-        initramfs.add_text(JOB_PATH, text);
-        initramfs.add_text(
-            AGENT_CONFIG_PATH,
-            agent_config(&job, unit, self.keep_logs.is_some()),
-        );
-        if let Some(provisioner) = provisioner {
-            self.add_driver(&mut initramfs, provisioner)?;
-        }
-        initramfs.write(&folder.path().join(INITRAMFS))?;
-        let initramfs_mib = initramfs.size_bytes()?.div_ceil(1 << 20);
-        let machine = &scenario.machine;
-        let elastic = provisioner.map(|p| Elastic::new(p, machine, initramfs_mib));
-        Ok(PreparedVm {
-            run: run.into(),
-            scenario: scenario.clone(),
-            qemu: self.qemu.clone(),
-            cpu_properties,
-            plugin,
-            kernel,
-            nodes: match &elastic {
-                Some(elastic) => elastic.nodes(),
-                None => nodes_of(machine, initramfs_mib),
-            },
-            elastic,
-            prealloc: false,
-            limit: Duration::from_secs(
-                scenario.duration_s + scenario.workload.start_limit_s() + scenario.lab.timeout_s,
-            ),
-            daemon: None,
-            folder,
-            keep_logs: self.keep_logs.clone(),
-        })
-    }
-
     /// Files that are downloaded or built once: the plugin and the kernel. The emulator is checked before the download
     /// begins.
-    fn assets(&self) -> Result<(PathBuf, PathBuf), Error> {
+    pub(super) fn assets(&self) -> Result<(PathBuf, PathBuf), Error> {
         let plugin = plugin::plugin(&self.cache, &self.qemu)?;
         Ok((plugin, self.kernel_image()?))
     }
@@ -254,7 +139,7 @@ impl Lab {
         kernel::modules(&self.cache, &self.kernel_image()?, paths)
     }
 
-    fn initramfs(&self) -> Result<Initramfs, Error> {
+    pub(super) fn initramfs(&self) -> Result<Initramfs, Error> {
         let mut initramfs = Initramfs::default();
         for name in PROGRAMS {
             let from = self.programs.join(name);
@@ -267,14 +152,6 @@ impl Lab {
             initramfs.add_program(&format!("bin/{name}"), &from)?;
         }
         Ok(initramfs)
-    }
-}
-
-/// Name of a system's run, including its settings' name, if any.
-pub fn run_name(settings: &Settings) -> String {
-    match &settings.name[..] {
-        "" => settings.system.to_string(),
-        name => format!("{} {name}", settings.system),
     }
 }
 
@@ -307,10 +184,14 @@ pub fn agent_config(job: &Job, unit: Choice, record: bool) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use demeter_guest::config::Cgroup;
+    use demeter_scenario::{Scenario, Settings};
 
     use super::*;
-    use crate::program::Launch;
+    use crate::launch::Launch;
+    use crate::link::Nesting;
 
     #[test]
     fn the_scenario_tunes_the_agent() {

@@ -13,7 +13,7 @@ use super::elf;
 use super::initramfs::Initramfs;
 use super::tree::Tree;
 use crate::error::Error;
-use crate::program::Launch;
+use crate::launch::Launch;
 
 /// Our own programs, installed beside the command.
 const OWN: [&str; 7] = ["forks", "graph", "gups", "kvload", "memlat", "mix", "sweep"];

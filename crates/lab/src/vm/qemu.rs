@@ -9,6 +9,7 @@ use super::counts::SHARED;
 use super::elastic::{Elastic, device_space_mib, memory_devices};
 use super::memory::VmNode;
 use super::monitor::{DIMM_MIB, DIMM_SLOTS};
+use super::quoted::quoted;
 use super::tool;
 use crate::error::Error;
 use crate::link::PORT_NAME;
@@ -406,11 +407,6 @@ fn model_clock(dilation: u64) -> [(&'static str, String); 3] {
     ]
 }
 
-/// A path in an option list, with commas escaped.
-pub fn quoted(path: &Path) -> String {
-    path.display().to_string().replace(',', ",,")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -498,10 +494,5 @@ mod tests {
         assert_eq!(shift(8), "shift=3,sleep=off");
         assert_eq!(shift(15), "shift=3,sleep=off");
         assert_eq!(shift(1 << 20), "shift=10,sleep=off");
-    }
-
-    #[test]
-    fn commas_in_paths_do_not_end_an_option() {
-        assert_eq!(quoted(Path::new("/a,b/c")), "/a,,b/c");
     }
 }

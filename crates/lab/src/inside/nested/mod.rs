@@ -19,7 +19,6 @@ use super::counters::Counters;
 use super::delay::Delay;
 use super::fault::Fault;
 use super::host_link::HostLink;
-use super::job::read_totals;
 use super::kernel;
 use super::rivals::Rival;
 use super::testbed::Testbed;
@@ -228,7 +227,7 @@ fn totals_of_host(
     rival: &mut dyn Rival,
     guests: &Totals,
 ) -> Result<Totals, Fault> {
-    let mut totals = read_totals(counters, rival)?;
+    let mut totals = rival.totals(counters)?;
     totals.vmstat.append(&mut counters.kvm());
     let sum = |ours: Option<u64>, theirs: Option<u64>| Some(ours? + theirs?);
     totals.promoted_bytes = sum(totals.promoted_bytes, guests.promoted_bytes);

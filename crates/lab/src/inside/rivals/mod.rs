@@ -17,6 +17,7 @@ use demeter_policy::Pid;
 use demeter_scenario::{Settings, System};
 
 use super::agent::AgentProcess;
+use super::counters::Counters;
 use super::fault::Fault;
 use super::testbed::Testbed;
 use crate::link::Totals;
@@ -50,6 +51,15 @@ pub trait Rival: fmt::Debug {
 
     /// Bytes promoted and demoted so far, if counted. `totals` are the VM's current counters.
     fn moved_bytes(&mut self, totals: &Totals) -> Option<(u64, u64)>;
+
+    /// The VM's current counters, with the bytes that this system moved.
+    fn totals(&mut self, counters: &Counters) -> Result<Totals, Fault> {
+        let mut totals = counters.read()?;
+        let moved = self.moved_bytes(&totals);
+        totals.promoted_bytes = moved.map(|(promoted, _)| promoted);
+        totals.demoted_bytes = moved.map(|(_, demoted)| demoted);
+        Ok(totals)
+    }
 
     /// Switches it off.
     fn stop(self: Box<Self>) -> Result<(), Fault>;
