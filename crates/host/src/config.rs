@@ -26,9 +26,8 @@ pub use error::{At, ConfigError};
 pub use pools::{Pool, PoolConfig};
 pub use settings::{Asked, Setting, Settings, VmChange};
 
-use crate::VmName;
-use crate::controller::PoolName;
 use crate::hypervisor::libvirt::Libvirt;
+use crate::{PoolName, VmName};
 use error::wrong;
 
 /// Maximum number of VMs on a host.

@@ -23,6 +23,7 @@ mod history;
 pub mod hypervisor;
 pub mod memory;
 pub mod metrics;
+mod names;
 pub mod outside;
 mod privileges;
 pub mod probe;
@@ -34,7 +35,6 @@ pub mod store;
 mod testing;
 pub mod view;
 mod vm;
-mod vm_name;
 
+pub use names::{BadVmName, PoolName, VmName};
 pub use run::{RunError, run, serve};
-pub use vm_name::{BadVmName, VmName};

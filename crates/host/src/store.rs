@@ -25,6 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::VmName;
 use crate::config::Settings;
+use crate::controller::Account;
 
 /// Version of the file format.
 const VERSION: u32 = 2;
@@ -35,15 +36,6 @@ const VERSION_PLAIN: u32 = 1;
 
 /// Maximum length of the file; ten thousand VMs need less.
 const FILE_BYTES_MAX: u64 = 4 << 20;
-
-/// Stored state of one VM.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Account {
-    /// Desired size.
-    pub desired: TierBytes,
-    /// Upper bound of its memory, which counts against the pools.
-    pub committed: TierBytes,
-}
 
 /// Contents of the state file.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use anyhow::bail;
+use demeter_host::PoolName;
 use demeter_host::config::{Config, TierDefaults, VmChange};
-use demeter_host::controller::PoolName;
 
 use super::client::Client;
 use crate::output;

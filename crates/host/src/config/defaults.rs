@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use super::{TierConfig, VmConfig};
-use crate::controller::PoolName;
+use crate::PoolName;
 
 /// Values for VMs whose sections do not set them, and for discovered VMs.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]

@@ -13,8 +13,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::error::{ConfigError, wrong};
 use super::{Config, VmConfig, mib, within};
-use crate::VmName;
-use crate::controller::PoolName;
+use crate::{PoolName, VmName};
 
 /// Memory that is divided between VMs: `pool` for one pool, `[[pool]]` for several.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]

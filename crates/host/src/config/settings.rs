@@ -8,8 +8,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{Config, KeyChange, TierDefaults, VmConfig};
-use crate::VmName;
-use crate::controller::PoolName;
+use crate::{PoolName, VmName};
 
 /// Values of a VM that take precedence over its section; unset ones follow the file.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]

@@ -59,13 +59,12 @@ use std::time::Duration;
 use demeter_policy::{ByteCount, PAGE_SIZE, PerTier, Tier, TierBytes};
 
 use crate::VmName;
-use crate::store::Account;
 
 pub use limits::Limits;
 pub use log::{LogEntry, What};
 pub use message::{Millis, Observation, Order, Refusal, Ticket, VmCommand};
-pub use pools::{PoolName, Pools};
-pub use vm::{State, VmStatus};
+pub use pools::Pools;
+pub use vm::{Account, State, VmStatus};
 
 use vm::Vm;
 

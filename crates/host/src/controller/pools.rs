@@ -5,16 +5,9 @@
 use std::collections::BTreeMap;
 
 use demeter_policy::{Tier, TierBytes};
-use serde::{Deserialize, Serialize};
 
-use super::{Controller, Limits, Millis, Refusal, VmStatus};
-use crate::VmName;
-use crate::store::Account;
-
-/// Name of a pool; empty for the only pool of a host.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct PoolName(pub String);
+use super::{Account, Controller, Limits, Millis, Refusal, VmStatus};
+use crate::{PoolName, VmName};
 
 /// All pools and their VMs.
 #[derive(Debug, Default)]

@@ -3,7 +3,15 @@
 use demeter_policy::{ByteCount, PerTier, Tier, TierBytes};
 
 use super::{GRACE, Limits, Millis, Observation, Order, PATIENCE, Ticket, What};
-use crate::store::Account;
+
+/// Stored state of one VM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Account {
+    /// Desired size.
+    pub desired: TierBytes,
+    /// Upper bound of its memory, which counts against the pools.
+    pub committed: TierBytes,
+}
 
 /// First retry interval after a failure; it doubles with each further failure.
 const PAUSE_MS: u64 = 250;

@@ -44,9 +44,12 @@
 //! - Every listing of an honest guest completes, however many pieces it has and however short the
 //!   deadlines are.
 
-mod ask;
+mod answers;
 mod listing;
+mod named;
+mod prove;
 mod punch;
+mod resize;
 
 use std::sync::Arc;
 
@@ -61,7 +64,6 @@ use super::{Progress, ProvisionError, Provisioner};
 use crate::agent::{AgentClient, Away, GuestSession};
 use crate::backing::Backing;
 use crate::outside;
-use ask::away;
 use listing::Listing;
 
 /// Maximum size of one request, so that the answer comes in time.
@@ -247,8 +249,7 @@ impl<B: Backing> Balloon<B> {
             .ceiling
             .map_or(0, |ceiling| ceiling.0.saturating_sub(owned.0));
         let oom = ByteCount(room.min(self.oom.0));
-        let told = self.guest.agent.tell(Message::Allow { oom }).await;
-        told.map_err(|Away| away())
+        Ok(self.guest.agent.tell(Message::Allow { oom }).await?)
     }
 
     /// The result of a call with a deadline. `steps` is the progress count when the call began.
@@ -280,7 +281,7 @@ impl<B: Backing> Guest<B> {
     /// The connected guest's session, if it has the configured nodes.
     fn peer(&self) -> Result<GuestSession, ProvisionError> {
         let peer = self.agent.peer().borrow().clone();
-        let peer = peer.ok_or_else(away)?;
+        let peer = peer.ok_or(Away)?;
         for tier in Tier::ALL {
             let node = *self.nodes.get(tier);
             if !peer.has(node) {

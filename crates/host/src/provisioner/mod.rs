@@ -10,6 +10,7 @@ pub mod virtio_mem;
 use demeter_policy::{ByteCount, Tier, TierBytes};
 use tokio::time::Instant;
 
+use crate::agent::Away;
 use crate::controller::{Observation, Order, PATIENCE, VmCommand};
 use crate::hypervisor::HypervisorError;
 use crate::outside;
@@ -98,6 +99,12 @@ pub enum ProvisionError {
         /// The system's error.
         source: std::io::Error,
     },
+}
+
+impl From<Away> for ProvisionError {
+    fn from(Away: Away) -> Self {
+        Self::Unreachable("the guest's agent".to_owned())
+    }
 }
 
 impl From<HypervisorError> for ProvisionError {

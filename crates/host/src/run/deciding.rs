@@ -18,17 +18,17 @@ use demeter_policy::{ByteCount, MIB, PerTier, Tier, TierBytes};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
-use super::known::Known;
+use super::known::{Known, limits};
 use super::{QUEUE_MAX, RunError, Tasks};
-use crate::VmName;
 use crate::api::{Change, ChangeError};
 use crate::config::{Config, Pool, Settings, VmConfig};
-use crate::controller::{Limits, Millis, Observation, PoolName, Pools, State, VmCommand, VmStatus};
+use crate::controller::{Millis, Observation, Pools, State, VmCommand, VmStatus};
 use crate::hypervisor::libvirt::{Domains, LeftDomain};
 use crate::outside::Outside;
 use crate::store::{Ledger, Store};
 use crate::view::{EventLog, HostView};
 use crate::vm::News;
+use crate::{PoolName, VmName};
 
 /// Interval between decisions of the policy.
 const POLICY_EVERY: Duration = Duration::from_secs(1);
@@ -617,15 +617,6 @@ fn of_pool(pool: &PoolName) -> String {
     match pool.0.as_str() {
         "" => String::new(),
         name => format!("pool {name}: "),
-    }
-}
-
-pub(super) fn limits(vm: &VmConfig) -> Limits {
-    let limits = vm.limits();
-    Limits {
-        guarantee: vm.guarantees(),
-        limit: TierBytes::from_fn(|tier| limits.get(tier).unwrap_or(ByteCount(u64::MAX))),
-        oom: vm.oom(),
     }
 }
 

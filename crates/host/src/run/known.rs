@@ -6,7 +6,6 @@ use demeter_policy::{ByteCount, NodeId, PerTier, TierBytes};
 use demeter_proto::{NodeStats, Stats};
 use tokio::sync::watch;
 
-use super::deciding::limits;
 use crate::config::VmConfig;
 use crate::controller::{Limits, Observation};
 use crate::memory::Places;
@@ -155,6 +154,16 @@ impl Known {
         self.pressure = Some(share(stats.psi_some));
         let before = std::mem::replace(&mut self.oom_returned, stats.oom_returned);
         before != stats.oom_returned
+    }
+}
+
+/// The configured limits of a VM.
+pub(super) fn limits(vm: &VmConfig) -> Limits {
+    let limits = vm.limits();
+    Limits {
+        guarantee: vm.guarantees(),
+        limit: TierBytes::from_fn(|tier| limits.get(tier).unwrap_or(ByteCount(u64::MAX))),
+        oom: vm.oom(),
     }
 }
 

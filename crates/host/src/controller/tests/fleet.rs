@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use proptest::prelude::*;
 
 use super::*;
+use crate::PoolName;
 
 const VMS: usize = 4;
 const POOLS: usize = 2;

@@ -3,10 +3,9 @@
 use demeter_policy::{ByteCount, GuestPhysAddr, Tier};
 use demeter_proto::{GpaRange, LISTS_BY_PARTS, Message};
 
-use super::ask::{away, fulfilled, hostile};
+use super::answers::{fulfilled, hostile};
 use super::punch::{holes, next_batch};
 use super::{Guest, View};
-use crate::agent::Away;
 use crate::backing::{Backing, FileOffset};
 use crate::provisioner::ProvisionError;
 use crate::provisioner::held::HeldSet;
@@ -97,10 +96,10 @@ impl<B: Backing> Guest<B> {
             node,
             from,
         };
-        let mut answers = self.agent.ask(question).await.map_err(|Away| away())?;
+        let mut answers = self.agent.ask(question).await?;
         let mut more = false;
         loop {
-            match answers.next().await.map_err(|Away| away())? {
+            match answers.next().await? {
                 Message::Held(part) if part.node == node => {
                     let plugged = self.take_named(tier, &part.ranges, held, |_| {})?;
                     listing.plugged.0 = listing.plugged.0.saturating_add(plugged.0);
@@ -128,5 +127,15 @@ impl<B: Backing> Guest<B> {
     async fn is_touched(&self, tier: Tier, held: &HeldSet) -> Result<bool, ProvisionError> {
         let owned = self.backing.size(tier).0.saturating_sub(held.total().0);
         Ok(self.backed(tier).await?.0 > owned)
+    }
+
+    async fn backed(&self, tier: Tier) -> Result<ByteCount, ProvisionError> {
+        let backing = self.backing.clone();
+        let outside = self.agent.outside();
+        let asked = outside.ask("the VM's memory file", move |wait| {
+            backing.backed(tier, wait)
+        });
+        let backed = asked.await.unwrap_or_else(|stuck| Err(stuck.into()));
+        backed.map_err(|source| ProvisionError::Backing { tier, source })
     }
 }

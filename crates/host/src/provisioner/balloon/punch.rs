@@ -22,11 +22,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use demeter_policy::{ByteCount, Tier};
-use demeter_proto::SessionId;
+use demeter_proto::{Message, SessionId};
 
 use super::Guest;
-use super::ask::away;
-use crate::agent::Away;
 use crate::backing::{Backing, Extent, FileOffset};
 use crate::provisioner::ProvisionError;
 
@@ -69,7 +67,7 @@ impl<B: Backing> Guest<B> {
         batch: Vec<Extent>,
     ) -> Result<(), ProvisionError> {
         let disturbances = self.backing.disturbances();
-        self.agent.confirm(session).await.map_err(|Away| away())?;
+        self.agent.confirm(session).await?;
         self.backing.catch_up().await?;
         let punched = self.punch_batch(tier, batch, disturbances).await;
         match punched.map_err(|source| ProvisionError::Backing { tier, source })? {
@@ -120,6 +118,14 @@ impl<B: Backing> Guest<B> {
     /// Waits until no call is punching.
     pub(super) async fn punching_ended(&self) {
         drop(self.punching.acquire().await);
+    }
+
+    /// Sets the allowance to zero, so that held pages stay held until the next allowance.
+    pub(super) async fn allow_nothing(&mut self) -> Result<(), ProvisionError> {
+        // Wait first: pages being punched must not go back to the guest.
+        self.punching_ended().await;
+        let nothing = Message::Allow { oom: ByteCount(0) };
+        Ok(self.agent.tell(nothing).await?)
     }
 }
 

@@ -3,9 +3,9 @@
 //! It goes to the events and, at level `info`, to the program's log, which outlives the controller.
 
 use super::{Deciding, of_pool, unix_ms};
-use crate::VmName;
-use crate::controller::{LogEntry, PoolName, What};
+use crate::controller::{LogEntry, What};
 use crate::view::EventLog;
+use crate::{PoolName, VmName};
 
 impl Deciding {
     /// Logs what the controllers did since the last step, and who asked for it.

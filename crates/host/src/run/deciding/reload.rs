@@ -6,13 +6,12 @@ use std::sync::Arc;
 use demeter_policy::provision::Policy;
 
 use super::{Deciding, limits, sizes, unix_ms};
-use crate::VmName;
 use crate::api::ChangeError;
 use crate::config::{Config, KeyChange, Pool, VmConfig};
-use crate::controller::{Observation, PoolName};
+use crate::controller::{Account, Observation};
 use crate::run::check_descriptors;
 use crate::run::known::Known;
-use crate::store::Account;
+use crate::{PoolName, VmName};
 
 impl Deciding {
     /// Applies the configuration's file, all of it or nothing. Returns the keys that changed.

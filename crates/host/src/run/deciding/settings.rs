@@ -6,13 +6,13 @@ use demeter_policy::provision::Policy;
 use demeter_policy::{ByteCount, MIB, Tier, TierBytes};
 
 use super::{Deciding, of_pool, unix_ms};
-use crate::VmName;
 use crate::api::ChangeError;
 use crate::config::{Asked, Config, Setting, VmConfig};
-use crate::controller::{PoolName, VmStatus};
+use crate::controller::VmStatus;
 use crate::hypervisor::libvirt::LeftDomain;
 use crate::run::check_descriptors;
 use crate::view::SettingView;
+use crate::{PoolName, VmName};
 
 impl Deciding {
     /// Carries out a request for a VM: all of it, or nothing with the reason.

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use demeter_policy::{ByteCount, PerTier, Tier, TierBytes};
 
 use super::Deciding;
-use crate::VmName;
 use crate::config::Pool;
-use crate::controller::{Controller, PoolName, State, VmStatus};
+use crate::controller::{Controller, State, VmStatus};
 use crate::hypervisor::libvirt::LeftDomain;
 use crate::run::known::Known;
 use crate::run::places;
 use crate::view::{HostView, LeftAloneView, PoolView, VmState, VmView};
+use crate::{PoolName, VmName};
 
 impl Deciding {
     /// Replaces the API's snapshot.

@@ -1,4 +1,4 @@
-//! Names of VMs.
+//! Names of VMs and pools.
 
 use std::fmt;
 use std::str::FromStr;
@@ -60,6 +60,11 @@ impl fmt::Display for VmName {
         f.write_str(&self.0)
     }
 }
+
+/// Name of a pool; empty for the only pool of a host.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct PoolName(pub String);
 
 #[cfg(test)]
 mod tests {
