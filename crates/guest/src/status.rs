@@ -1,6 +1,7 @@
 //! The agent's status: a snapshot of each epoch, for JSON and Prometheus.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use demeter_policy::benefit::Benefit;
@@ -165,130 +166,156 @@ struct ReasonLabel {
 struct Snapshot(Status);
 
 impl Collector for Snapshot {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let s = &self.0;
-        let mut counter = |name, help, unit: Option<&Unit>, value: u64| {
-            let metric = ConstCounter::new(value);
-            metric.encode(encoder.encode_descriptor(name, help, unit, metric.metric_type())?)
-        };
-        let bytes = Some(&Unit::Bytes);
-        counter("epochs", "Epochs since the start", None, s.epochs)?;
-        counter("samples", "Samples taken from the tracker", None, s.samples)?;
-        counter(
-            "samples_lost",
-            "Samples that the tracker lost",
-            None,
-            s.samples_lost,
-        )?;
-        counter(
-            "samples_rejected",
-            "Malformed records, and records of other processes",
-            None,
-            s.samples_rejected,
-        )?;
-        counter("tried", "Bytes tried to move", bytes, s.tried_bytes)?;
-        counter(
-            "promoted",
-            "Bytes moved to fast memory, verified",
-            bytes,
-            s.promoted_bytes,
-        )?;
-        counter(
-            "demoted",
-            "Bytes moved to slow memory, verified",
-            bytes,
-            s.demoted_bytes,
-        )?;
-        let mut gauge = |name, help, unit: Option<&Unit>, value: u64| {
-            let metric = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
-            metric.encode(encoder.encode_descriptor(name, help, unit, metric.metric_type())?)
-        };
-        gauge("paused", "1 while paused", None, s.paused.into())?;
-        gauge(
-            "resting",
-            "1 while the budget for moves is empty because earlier ones have saved less than they cost",
-            None,
-            s.is_resting.into(),
-        )?;
-        gauge("targets", "Managed processes", None, s.targets.len() as u64)?;
-        gauge(
-            "blocks_set_aside",
-            "Blocks left alone after they failed",
-            None,
-            s.blocks_set_aside,
-        )?;
-        gauge(
-            "fast_free",
-            "Free fast memory above the watermarks",
-            bytes,
-            s.fast_free_bytes,
-        )?;
-        gauge(
-            "working_set_fast",
-            "Memory in use again and again that lies in fast memory",
-            bytes,
-            s.working_set_fast_bytes,
-        )?;
-        gauge(
-            "working_set_slow",
-            "Memory in use again and again that lies in slow memory",
-            bytes,
-            s.working_set_slow_bytes,
-        )?;
-        gauge(
-            "balloon_wants",
-            "Fast memory that the balloon still waits for",
-            bytes,
-            s.balloon_wants_bytes,
-        )?;
-        let seconds = Some(&Unit::Seconds);
-        let metric = ConstCounter::new(s.moves_cost_ms as f64 / 1000.0);
-        let help = "CPU time that moves took, but for what the host has ordered";
-        let kind = metric.metric_type();
-        metric.encode(encoder.encode_descriptor("moves_cost", help, seconds, kind)?)?;
-        let metric = ConstGauge::new(s.moves_benefit_ms as f64 / 1000.0);
-        let help = "Time that moves are estimated to have saved programs, less what they lost";
-        let kind = metric.metric_type();
-        metric.encode(encoder.encode_descriptor("moves_benefit", help, seconds, kind)?)?;
-        if let Some(permille) = s.fast_hit_permille {
-            let metric = ConstGauge::new(f64::from(permille) / 1000.0);
-            let help = "Share of samples that fell into fast memory";
-            let kind = metric.metric_type();
-            metric.encode(encoder.encode_descriptor("fast_hit_ratio", help, None, kind)?)?;
-        }
-
-        let failed = Family::<ReasonLabel, prometheus_client::metrics::counter::Counter>::default();
-        for (errno, bytes) in &s.failed_bytes {
-            failed
-                .get_or_create(&ReasonLabel {
-                    errno: errno.clone(),
-                })
-                .inc_by(*bytes);
-        }
-        let help = "Bytes that did not move, by reason";
-        failed.encode(encoder.encode_descriptor("failed", help, bytes, failed.metric_type())?)?;
-
-        let resident = Family::<ProcessLabels, prometheus_client::metrics::gauge::Gauge>::default();
-        for t in &s.targets {
-            for (tier, bytes) in [("fast", t.fast_bytes), ("slow", t.slow_bytes)] {
-                let labels = ProcessLabels {
-                    pid: t.pid,
-                    comm: t.comm.clone(),
-                    tier,
-                };
-                resident
-                    .get_or_create(&labels)
-                    .set(i64::try_from(bytes).unwrap_or(i64::MAX));
-            }
-        }
-        let help = "Resident bytes of a process by tier";
-        resident.encode(encoder.encode_descriptor(
-            "resident",
-            help,
-            bytes,
-            resident.metric_type(),
-        )?)
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let (status, encoder) = (&self.0, &mut encoder);
+        work(status, encoder)?;
+        state(status, encoder)?;
+        effect(status, encoder)?;
+        failures(status, encoder)?;
+        processes(status, encoder)
     }
+}
+
+/// Counters of samples and moves.
+fn work(s: &Status, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let bytes = Some(&Unit::Bytes);
+    let mut counter = |name, help, unit: Option<&Unit>, value: u64| {
+        let metric = ConstCounter::new(value);
+        metric.encode(encoder.encode_descriptor(name, help, unit, metric.metric_type())?)
+    };
+    counter("epochs", "Epochs since the start", None, s.epochs)?;
+    counter("samples", "Samples taken from the tracker", None, s.samples)?;
+    counter(
+        "samples_lost",
+        "Samples that the tracker lost",
+        None,
+        s.samples_lost,
+    )?;
+    counter(
+        "samples_rejected",
+        "Malformed records, and records of other processes",
+        None,
+        s.samples_rejected,
+    )?;
+    counter("tried", "Bytes tried to move", bytes, s.tried_bytes)?;
+    counter(
+        "promoted",
+        "Bytes moved to fast memory, verified",
+        bytes,
+        s.promoted_bytes,
+    )?;
+    counter(
+        "demoted",
+        "Bytes moved to slow memory, verified",
+        bytes,
+        s.demoted_bytes,
+    )
+}
+
+/// The agent's state, and the memory that it sees.
+fn state(s: &Status, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let bytes = Some(&Unit::Bytes);
+    let mut gauge = |name, help, unit: Option<&Unit>, value: u64| {
+        let metric = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
+        metric.encode(encoder.encode_descriptor(name, help, unit, metric.metric_type())?)
+    };
+    gauge("paused", "1 while paused", None, s.paused.into())?;
+    gauge(
+        "resting",
+        "1 while the budget for moves is empty because earlier ones have saved less than they cost",
+        None,
+        s.is_resting.into(),
+    )?;
+    gauge("targets", "Managed processes", None, s.targets.len() as u64)?;
+    gauge(
+        "blocks_set_aside",
+        "Blocks left alone after they failed",
+        None,
+        s.blocks_set_aside,
+    )?;
+    gauge(
+        "fast_free",
+        "Free fast memory above the watermarks",
+        bytes,
+        s.fast_free_bytes,
+    )?;
+    gauge(
+        "working_set_fast",
+        "Memory in use again and again that lies in fast memory",
+        bytes,
+        s.working_set_fast_bytes,
+    )?;
+    gauge(
+        "working_set_slow",
+        "Memory in use again and again that lies in slow memory",
+        bytes,
+        s.working_set_slow_bytes,
+    )?;
+    gauge(
+        "balloon_wants",
+        "Fast memory that the balloon still waits for",
+        bytes,
+        s.balloon_wants_bytes,
+    )
+}
+
+/// Cost and benefit of moves.
+fn effect(s: &Status, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let seconds = Some(&Unit::Seconds);
+    let metric = ConstCounter::new(s.moves_cost_ms as f64 / 1000.0);
+    let help = "CPU time that moves took, but for what the host has ordered";
+    let kind = metric.metric_type();
+    metric.encode(encoder.encode_descriptor("moves_cost", help, seconds, kind)?)?;
+    let metric = ConstGauge::new(s.moves_benefit_ms as f64 / 1000.0);
+    let help = "Time that moves are estimated to have saved programs, less what they lost";
+    let kind = metric.metric_type();
+    metric.encode(encoder.encode_descriptor("moves_benefit", help, seconds, kind)?)?;
+    if let Some(permille) = s.fast_hit_permille {
+        let metric = ConstGauge::new(f64::from(permille) / 1000.0);
+        let help = "Share of samples that fell into fast memory";
+        let kind = metric.metric_type();
+        metric.encode(encoder.encode_descriptor("fast_hit_ratio", help, None, kind)?)?;
+    }
+    Ok(())
+}
+
+/// Bytes that did not move.
+fn failures(s: &Status, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let bytes = Some(&Unit::Bytes);
+    let failed = Family::<ReasonLabel, prometheus_client::metrics::counter::Counter>::default();
+    for (errno, bytes) in &s.failed_bytes {
+        failed
+            .get_or_create(&ReasonLabel {
+                errno: errno.clone(),
+            })
+            .inc_by(*bytes);
+    }
+    let help = "Bytes that did not move, by reason";
+    failed.encode(encoder.encode_descriptor("failed", help, bytes, failed.metric_type())?)
+}
+
+/// Memory of each process.
+fn processes(s: &Status, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let resident = Family::<ProcessLabels, prometheus_client::metrics::gauge::Gauge>::default();
+    for t in &s.targets {
+        for (tier, bytes) in [("fast", t.fast_bytes), ("slow", t.slow_bytes)] {
+            let labels = ProcessLabels {
+                pid: t.pid,
+                comm: t.comm.clone(),
+                tier,
+            };
+            resident
+                .get_or_create(&labels)
+                .set(i64::try_from(bytes).unwrap_or(i64::MAX));
+        }
+    }
+    let help = "Resident bytes of a process by tier";
+    resident.encode(encoder.encode_descriptor(
+        "resident",
+        help,
+        Some(&Unit::Bytes),
+        resident.metric_type(),
+    )?)
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ use crate::probe::{self, Advice};
 use crate::server::{Server, ServerError};
 use crate::status::StatusCell;
 use crate::targets::TargetFinder;
-use crate::tracker::{Choice, PassedOver, Settings, choose};
+use crate::tracker::{Choice, PassedOver, Settings, TrackerError, choose};
 
 /// Pause before a failed agent is restarted. Each further failure doubles it, up to a limit. There is none where another
 /// tracker takes the place of one that failed.
@@ -75,12 +75,7 @@ pub fn run(
     say: &dyn Fn(&str),
 ) -> Result<(), SupervisorError> {
     let checked = agent::check(root, config, latency::measure)?;
-    for advice in probe::missing(root) {
-        if advice.blocks {
-            return Err(SupervisorError::Refused(advice));
-        }
-        say(&format!("warning: {}; {}", advice.what, advice.hint));
-    }
+    warn_of_missing(root, say)?;
     let status = StatusCell::default();
     for (node, ns) in &checked.measured_ns {
         tracing::info!("a load from node {node} takes {ns} ns");
@@ -93,9 +88,7 @@ pub fn run(
     } = checked;
     let start = |measured_ns: &_| start(root, config, &finder, measured_ns, &status, say);
     let mut agent = match start(&measured_ns) {
-        Err(AgentError::Tracker(error))
-            if config.tracker == Choice::Auto && error.is_temporary() =>
-        {
+        Err(AgentError::Tracker(error)) if waits_for(config, &error) => {
             say(&format!("waiting for a tracker: {error}"));
             status.update(|s| s.last_error = Some(error.to_string()));
             None
@@ -153,6 +146,22 @@ pub fn run(
             return Ok(());
         }
     }
+}
+
+/// Warns of what the machine lacks; refuses to start where the agent could do nothing.
+fn warn_of_missing(root: &Path, say: &dyn Fn(&str)) -> Result<(), SupervisorError> {
+    for advice in probe::missing(root) {
+        if advice.blocks {
+            return Err(SupervisorError::Refused(advice));
+        }
+        say(&format!("warning: {}; {}", advice.what, advice.hint));
+    }
+    Ok(())
+}
+
+/// Whether an error of the tracker may pass, so that the agent waits for it.
+fn waits_for(config: &Config, error: &TrackerError) -> bool {
+    config.tracker == Choice::Auto && error.is_temporary()
 }
 
 /// Runs only the relay between host and balloon driver, until [`Control::Stop`].

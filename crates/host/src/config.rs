@@ -520,46 +520,51 @@ impl VmConfig {
                 ));
             }
         }
-        for tier in Tier::ALL {
-            let config = self.tier(tier);
-            let key = format!("vm.{name}.{tier}");
-            let needed = by_agent && self.provisioner != ProvisionerKind::VirtioMem;
-            if self.memdev(tier).is_none() && needed {
-                return Err(wrong(
-                    format!("{key}.memdev is missing"),
-                    "give the id of its -object memory-backend-*, or of its --memory-zone",
-                ));
-            }
-            let limit_mib = config.limit_mib.unwrap_or(MIB_MAX);
-            within(&format!("{key}.limit_mib"), limit_mib)?;
-            let least_mib = self.guarantees().get(tier).0 / MIB;
-            if config.guarantee_mib > limit_mib {
-                return Err(wrong(
-                    format!(
-                        "{key}.guarantee_mib = {} is over its limit_mib = {limit_mib}",
-                        config.guarantee_mib
-                    ),
-                    "change one of them",
-                ));
-            }
-            if config.size_mib < least_mib {
-                return Err(wrong(
-                    format!(
-                        "{key}.size_mib = {} is under its guarantee of {least_mib}",
-                        config.size_mib
-                    ),
-                    "raise it; slow memory includes oom_mib",
-                ));
-            }
-            if config.size_mib > limit_mib {
-                return Err(wrong(
-                    format!(
-                        "{key}.size_mib = {} is over its limit_mib = {limit_mib}",
-                        config.size_mib
-                    ),
-                    "change one of them",
-                ));
-            }
+        Tier::ALL
+            .into_iter()
+            .try_for_each(|tier| self.check_tier(name, tier))
+    }
+
+    fn check_tier(&self, name: &VmName, tier: Tier) -> Result<(), ConfigError> {
+        let config = self.tier(tier);
+        let key = format!("vm.{name}.{tier}");
+        let by_agent = self.manage != Manage::History;
+        let needed = by_agent && self.provisioner != ProvisionerKind::VirtioMem;
+        if self.memdev(tier).is_none() && needed {
+            return Err(wrong(
+                format!("{key}.memdev is missing"),
+                "give the id of its -object memory-backend-*, or of its --memory-zone",
+            ));
+        }
+        let limit_mib = config.limit_mib.unwrap_or(MIB_MAX);
+        within(&format!("{key}.limit_mib"), limit_mib)?;
+        let least_mib = self.guarantees().get(tier).0 / MIB;
+        if config.guarantee_mib > limit_mib {
+            return Err(wrong(
+                format!(
+                    "{key}.guarantee_mib = {} is over its limit_mib = {limit_mib}",
+                    config.guarantee_mib
+                ),
+                "change one of them",
+            ));
+        }
+        if config.size_mib < least_mib {
+            return Err(wrong(
+                format!(
+                    "{key}.size_mib = {} is under its guarantee of {least_mib}",
+                    config.size_mib
+                ),
+                "raise it; slow memory includes oom_mib",
+            ));
+        }
+        if config.size_mib > limit_mib {
+            return Err(wrong(
+                format!(
+                    "{key}.size_mib = {} is over its limit_mib = {limit_mib}",
+                    config.size_mib
+                ),
+                "change one of them",
+            ));
         }
         Ok(())
     }

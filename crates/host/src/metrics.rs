@@ -1,5 +1,6 @@
 //! The host's snapshot in Prometheus' text format (OpenMetrics).
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -76,213 +77,249 @@ fn tiers(view: TierView) -> [(&'static str, i64); 2] {
 }
 
 impl Collector for Snapshot {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let host = &*self.0;
-        let build = Info::new([("version", host.version.clone())]);
-        build.encode(encoder.encode_descriptor(
-            "build",
-            "The controller's version",
-            None,
-            build.metric_type(),
-        )?)?;
-        let violations = ConstCounter::new(host.violations);
-        violations.encode(encoder.encode_descriptor(
-            "violations",
-            "Number of times that committed memory exceeded the pool; must be 0",
-            None,
-            violations.metric_type(),
-        )?)?;
-        for (name, help, of) in POOL_FIGURES {
-            let family = Family::<Labels, Gauge>::default();
-            // Without a name there is no label, as before there were several pools.
-            for pool in &host.pools {
-                let name = (!pool.name.is_empty()).then(|| ("pool", pool.name.clone()));
-                for (tier, bytes) in tiers(of(pool)) {
-                    let tier = Some(("tier", tier.to_owned()));
-                    let labels: Labels = [tier, name.clone()].into_iter().flatten().collect();
-                    family.get_or_create(&labels).set(bytes);
-                }
-            }
-            let kind = family.metric_type();
-            family.encode(encoder.encode_descriptor(name, help, Some(&Unit::Bytes), kind)?)?;
-        }
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let (host, encoder) = (&*self.0, &mut encoder);
+        controller(host, encoder)?;
+        pools(host, encoder)?;
+        attention(host, encoder)?;
+        sizes(host, encoder)?;
+        nodes(host, encoder)?;
+        guests(host, encoder)?;
+        relocation_cost(host, encoder)?;
+        counts(host, encoder)
+    }
+}
 
-        let unused = host.settings.iter().filter(|of| of.problem.is_some());
-        for (name, help, unit, value) in [
-            (
-                "left_alone",
-                "Running libvirt domains that are not managed",
-                None,
-                host.left_alone.len() as u64,
-            ),
-            (
-                "left_alone_memory",
-                "Memory of domains that are not managed",
-                Some(&Unit::Bytes),
-                host.left_alone.iter().map(|of| of.memory_bytes).sum(),
-            ),
-            (
-                "unsaved",
-                "Whether the state file cannot be written; no VM gets a command meanwhile",
-                None,
-                host.unsaved.is_some().into(),
-            ),
-            (
-                "settings_unused",
-                "VMs whose settings by command are not in use, because the file contradicts them",
-                None,
-                unused.count() as u64,
-            ),
-        ] {
-            let gauge: Gauge = Gauge::default();
-            gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
-            let kind = gauge.metric_type();
-            gauge.encode(encoder.encode_descriptor(name, help, unit, kind)?)?;
-        }
+/// The controller itself.
+fn controller(host: &HostView, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let build = Info::new([("version", host.version.clone())]);
+    build.encode(encoder.encode_descriptor(
+        "build",
+        "The controller's version",
+        None,
+        build.metric_type(),
+    )?)?;
+    let violations = ConstCounter::new(host.violations);
+    violations.encode(encoder.encode_descriptor(
+        "violations",
+        "Number of times that committed memory exceeded the pool; must be 0",
+        None,
+        violations.metric_type(),
+    )?)
+}
 
-        let mut by_tier = |name, help, of: fn(&VmView) -> Option<TierView>| {
-            let family = Family::<VmTierLabel, Gauge>::default();
-            for vm in &host.vms {
-                for (tier, bytes) in of(vm).into_iter().flat_map(tiers) {
-                    let vm = vm.name.clone();
-                    family.get_or_create(&VmTierLabel { vm, tier }).set(bytes);
-                }
-            }
-            let kind = family.metric_type();
-            family.encode(encoder.encode_descriptor(name, help, Some(&Unit::Bytes), kind)?)
-        };
-        by_tier("vm_desired", "Desired memory of a VM", |vm| {
-            Some(vm.desired)
-        })?;
-        by_tier("vm_target", "Memory that a VM is asked to own", |vm| {
-            Some(vm.target)
-        })?;
-        by_tier("vm_committed", "Memory committed to a VM", |vm| {
-            Some(vm.committed)
-        })?;
-        by_tier(
-            "vm_owned",
-            "Memory that a VM owns, as last verified",
-            |vm| vm.owned,
-        )?;
-        by_tier(
-            "vm_may_hold",
-            "Upper bound of the memory that a VM holds",
-            |vm| Some(vm.may_hold),
-        )?;
-        by_tier("vm_guarantee", "Guaranteed memory of a VM", |vm| {
-            Some(vm.guarantee)
-        })?;
-        by_tier("vm_limit", "Maximum memory of a VM", |vm| Some(vm.limit))?;
-        by_tier(
-            "vm_elsewhere",
-            "Memory of a VM's tier on nodes of the host that are not the tier's",
-            |vm| vm.places.as_ref()?.elsewhere,
-        )?;
-
-        let family = Family::<VmNodeLabel, Gauge>::default();
-        for vm in &host.vms {
-            let Some(places) = &vm.places else { continue };
-            for (tier, places) in [("fast", &places.fast), ("slow", &places.slow)] {
-                for place in places {
-                    let (vm, node) = (vm.name.clone(), place.node);
-                    let bytes = i64::try_from(place.bytes).unwrap_or(i64::MAX);
-                    family
-                        .get_or_create(&VmNodeLabel { vm, tier, node })
-                        .set(bytes);
-                }
+/// The figures of each pool.
+fn pools(host: &HostView, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    for (name, help, of) in POOL_FIGURES {
+        let family = Family::<Labels, Gauge>::default();
+        // Without a name there is no label, as before there were several pools.
+        for pool in &host.pools {
+            let name = (!pool.name.is_empty()).then(|| ("pool", pool.name.clone()));
+            for (tier, bytes) in tiers(of(pool)) {
+                let tier = Some(("tier", tier.to_owned()));
+                let labels: Labels = [tier, name.clone()].into_iter().flatten().collect();
+                family.get_or_create(&labels).set(bytes);
             }
         }
         let kind = family.metric_type();
-        family.encode(encoder.encode_descriptor(
-            "vm_on_node",
-            "Memory of a VM's tier on a node of the host",
+        family.encode(encoder.encode_descriptor(name, help, Some(&Unit::Bytes), kind)?)?;
+    }
+    Ok(())
+}
+
+/// Counts of what a person should look at.
+fn attention(host: &HostView, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let unused = host.settings.iter().filter(|of| of.problem.is_some());
+    for (name, help, unit, value) in [
+        (
+            "left_alone",
+            "Running libvirt domains that are not managed",
+            None,
+            host.left_alone.len() as u64,
+        ),
+        (
+            "left_alone_memory",
+            "Memory of domains that are not managed",
             Some(&Unit::Bytes),
-            kind,
-        )?)?;
+            host.left_alone.iter().map(|of| of.memory_bytes).sum(),
+        ),
+        (
+            "unsaved",
+            "Whether the state file cannot be written; no VM gets a command meanwhile",
+            None,
+            host.unsaved.is_some().into(),
+        ),
+        (
+            "settings_unused",
+            "VMs whose settings by command are not in use, because the file contradicts them",
+            None,
+            unused.count() as u64,
+        ),
+    ] {
+        let gauge: Gauge = Gauge::default();
+        gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+        let kind = gauge.metric_type();
+        gauge.encode(encoder.encode_descriptor(name, help, unit, kind)?)?;
+    }
+    Ok(())
+}
 
-        let mut by_vm = |name, help, of: fn(&VmView) -> Option<f64>| {
-            let family = Family::<VmLabel, Gauge<f64, AtomicU64>>::default();
-            for vm in &host.vms {
-                if let Some(value) = of(vm) {
-                    let vm = vm.name.clone();
-                    family.get_or_create(&VmLabel { vm }).set(value);
-                }
-            }
-            let kind = family.metric_type();
-            family.encode(encoder.encode_descriptor(name, help, None, kind)?)
-        };
-        by_vm("vm_up", "Whether a VM is connected and trusted", |vm| {
-            Some(if vm.state == VmState::Up { 1.0 } else { 0.0 })
-        })?;
-        by_vm(
-            "vm_marked",
-            "Whether a VM is marked as hostile and left alone, because its guest sent false data",
-            |vm| Some(f64::from(u8::from(vm.state == VmState::Marked))),
-        )?;
-        by_vm(
-            "vm_fast_hit_ratio",
-            "Share of sampled accesses that fast memory served",
-            |vm| vm.fast_hit,
-        )?;
-        by_vm(
-            "vm_relocation_benefit_seconds",
-            "Estimated time saved by the moves of a VM's agent; negative if they did harm",
-            |vm| Some(vm.relocation?.benefit_ms as f64 / 1000.0),
-        )?;
-        by_vm(
-            "vm_relocation_resting",
-            "Whether a VM's agent has stopped moving because moves brought no benefit",
-            |vm| Some(f64::from(u8::from(vm.relocation?.is_resting))),
-        )?;
-        by_vm(
-            "vm_pressure_ratio",
-            "Share of time in which some task of the guest waited for memory",
-            |vm| vm.pressure,
-        )?;
-
-        let spent = Family::<VmLabel, Counter<f64, AtomicU64>>::default();
+/// Sizes of each VM by tier.
+fn sizes(host: &HostView, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let mut by_tier = |name, help, of: fn(&VmView) -> Option<TierView>| {
+        let family = Family::<VmTierLabel, Gauge>::default();
         for vm in &host.vms {
-            if let Some(relocation) = vm.relocation {
-                let label = VmLabel {
-                    vm: vm.name.clone(),
-                };
-                let seconds = relocation.cost_ms as f64 / 1000.0;
-                spent.get_or_create(&label).inc_by(seconds);
+            for (tier, bytes) in of(vm).into_iter().flat_map(tiers) {
+                let vm = vm.name.clone();
+                family.get_or_create(&VmTierLabel { vm, tier }).set(bytes);
             }
         }
-        let kind = spent.metric_type();
-        spent.encode(encoder.encode_descriptor(
-            "vm_relocation_cost",
-            "Time that a VM's agent has spent on moves since it started",
-            Some(&Unit::Seconds),
-            kind,
-        )?)?;
+        let kind = family.metric_type();
+        family.encode(encoder.encode_descriptor(name, help, Some(&Unit::Bytes), kind)?)
+    };
+    by_tier("vm_desired", "Desired memory of a VM", |vm| {
+        Some(vm.desired)
+    })?;
+    by_tier("vm_target", "Memory that a VM is asked to own", |vm| {
+        Some(vm.target)
+    })?;
+    by_tier("vm_committed", "Memory committed to a VM", |vm| {
+        Some(vm.committed)
+    })?;
+    by_tier(
+        "vm_owned",
+        "Memory that a VM owns, as last verified",
+        |vm| vm.owned,
+    )?;
+    by_tier(
+        "vm_may_hold",
+        "Upper bound of the memory that a VM holds",
+        |vm| Some(vm.may_hold),
+    )?;
+    by_tier("vm_guarantee", "Guaranteed memory of a VM", |vm| {
+        Some(vm.guarantee)
+    })?;
+    by_tier("vm_limit", "Maximum memory of a VM", |vm| Some(vm.limit))?;
+    by_tier(
+        "vm_elsewhere",
+        "Memory of a VM's tier on nodes of the host that are not the tier's",
+        |vm| vm.places.as_ref()?.elsewhere,
+    )
+}
 
-        let mut counted = |name, help, unit: Option<&Unit>, of: fn(&VmView) -> u64| {
-            let family = Family::<VmLabel, Counter>::default();
-            for vm in &host.vms {
-                let label = VmLabel {
-                    vm: vm.name.clone(),
-                };
-                family.get_or_create(&label).inc_by(of(vm));
+/// Where each VM's memory lies.
+fn nodes(host: &HostView, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let family = Family::<VmNodeLabel, Gauge>::default();
+    for vm in &host.vms {
+        let Some(places) = &vm.places else { continue };
+        for (tier, places) in [("fast", &places.fast), ("slow", &places.slow)] {
+            for place in places {
+                let (vm, node) = (vm.name.clone(), place.node);
+                let bytes = i64::try_from(place.bytes).unwrap_or(i64::MAX);
+                family
+                    .get_or_create(&VmNodeLabel { vm, tier, node })
+                    .set(bytes);
             }
-            let kind = family.metric_type();
-            family.encode(encoder.encode_descriptor(name, help, unit, kind)?)
-        };
-        counted(
-            "vm_overruns",
-            "How often a VM used memory that it did not own",
-            None,
-            |vm| vm.overruns,
-        )?;
-        counted(
-            "vm_returned",
-            "Memory that a VM returned to the host",
-            Some(&Unit::Bytes),
-            |vm| vm.returned_bytes,
-        )
+        }
     }
+    let kind = family.metric_type();
+    family.encode(encoder.encode_descriptor(
+        "vm_on_node",
+        "Memory of a VM's tier on a node of the host",
+        Some(&Unit::Bytes),
+        kind,
+    )?)
+}
+
+/// State of each VM, and the reports of its agent.
+fn guests(host: &HostView, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let mut by_vm = |name, help, of: fn(&VmView) -> Option<f64>| {
+        let family = Family::<VmLabel, Gauge<f64, AtomicU64>>::default();
+        for vm in &host.vms {
+            if let Some(value) = of(vm) {
+                let vm = vm.name.clone();
+                family.get_or_create(&VmLabel { vm }).set(value);
+            }
+        }
+        let kind = family.metric_type();
+        family.encode(encoder.encode_descriptor(name, help, None, kind)?)
+    };
+    by_vm("vm_up", "Whether a VM is connected and trusted", |vm| {
+        Some(if vm.state == VmState::Up { 1.0 } else { 0.0 })
+    })?;
+    by_vm(
+        "vm_marked",
+        "Whether a VM is marked as hostile and left alone, because its guest sent false data",
+        |vm| Some(f64::from(u8::from(vm.state == VmState::Marked))),
+    )?;
+    by_vm(
+        "vm_fast_hit_ratio",
+        "Share of sampled accesses that fast memory served",
+        |vm| vm.fast_hit,
+    )?;
+    by_vm(
+        "vm_relocation_benefit_seconds",
+        "Estimated time saved by the moves of a VM's agent; negative if they did harm",
+        |vm| Some(vm.relocation?.benefit_ms as f64 / 1000.0),
+    )?;
+    by_vm(
+        "vm_relocation_resting",
+        "Whether a VM's agent has stopped moving because moves brought no benefit",
+        |vm| Some(f64::from(u8::from(vm.relocation?.is_resting))),
+    )?;
+    by_vm(
+        "vm_pressure_ratio",
+        "Share of time in which some task of the guest waited for memory",
+        |vm| vm.pressure,
+    )
+}
+
+/// Time that each agent has spent on moves.
+fn relocation_cost(host: &HostView, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let spent = Family::<VmLabel, Counter<f64, AtomicU64>>::default();
+    for vm in &host.vms {
+        if let Some(relocation) = vm.relocation {
+            let label = VmLabel {
+                vm: vm.name.clone(),
+            };
+            let seconds = relocation.cost_ms as f64 / 1000.0;
+            spent.get_or_create(&label).inc_by(seconds);
+        }
+    }
+    let kind = spent.metric_type();
+    spent.encode(encoder.encode_descriptor(
+        "vm_relocation_cost",
+        "Time that a VM's agent has spent on moves since it started",
+        Some(&Unit::Seconds),
+        kind,
+    )?)
+}
+
+/// Counters of each VM.
+fn counts(host: &HostView, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let mut counted = |name, help, unit: Option<&Unit>, of: fn(&VmView) -> u64| {
+        let family = Family::<VmLabel, Counter>::default();
+        for vm in &host.vms {
+            let label = VmLabel {
+                vm: vm.name.clone(),
+            };
+            family.get_or_create(&label).inc_by(of(vm));
+        }
+        let kind = family.metric_type();
+        family.encode(encoder.encode_descriptor(name, help, unit, kind)?)
+    };
+    counted(
+        "vm_overruns",
+        "How often a VM used memory that it did not own",
+        None,
+        |vm| vm.overruns,
+    )?;
+    counted(
+        "vm_returned",
+        "Memory that a VM returned to the host",
+        Some(&Unit::Bytes),
+        |vm| vm.returned_bytes,
+    )
 }
 
 #[cfg(test)]
@@ -291,6 +328,7 @@ mod tests {
     use crate::view::{PlaceView, PlacesView, RelocationView};
 
     #[test]
+    #[expect(clippy::too_many_lines, reason = "a whole page of metrics")]
     fn the_snapshot_is_told_by_vm_and_tier() {
         let tiers = |fast_bytes, slow_bytes| TierView {
             fast_bytes,

@@ -342,8 +342,8 @@ fn advice(report: &HostReport, unordered: Option<String>) -> Vec<Advice> {
     advice
 }
 
-impl Display for HostReport {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+impl HostReport {
+    fn write_kvm(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let Self { kvm, .. } = self;
         let ageing = match self.ageing_flushes {
             Some(true) => "KVM's ageing flushes TLBs",
@@ -365,14 +365,10 @@ impl Display for HostReport {
             "              guest_memfd {}, counters {}",
             maybe(kvm.guest_memfd),
             yes_no(kvm.counters)
-        )?;
-        let damon = match self.damon {
-            DamonReport::Free => "free".into(),
-            DamonReport::Taken { kdamonds } => format!("in use ({kdamonds} kdamonds)"),
-            DamonReport::Missing => "missing".into(),
-            DamonReport::Denied => "permission denied".into(),
-        };
-        writeln!(f, "damon         {damon}")?;
+        )
+    }
+
+    fn write_huge_pages(&self, f: &mut Formatter<'_>) -> fmt::Result {
         write!(
             f,
             "huge pages    transparent {}, of shared memory {}",
@@ -387,7 +383,21 @@ impl Display for HostReport {
             } = of;
             write!(f, "; {total} of {size_kib} KiB set aside, {free} free")?;
         }
-        writeln!(f)?;
+        writeln!(f)
+    }
+}
+
+impl Display for HostReport {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        self.write_kvm(f)?;
+        let damon = match self.damon {
+            DamonReport::Free => "free".into(),
+            DamonReport::Taken { kdamonds } => format!("in use ({kdamonds} kdamonds)"),
+            DamonReport::Missing => "missing".into(),
+            DamonReport::Denied => "permission denied".into(),
+        };
+        writeln!(f, "damon         {damon}")?;
+        self.write_huge_pages(f)?;
         for node in &self.nodes {
             writeln!(
                 f,

@@ -115,6 +115,7 @@ impl Backing for Memory {
 }
 
 /// A guest that holds every second page of its fast node, and more on request.
+#[expect(clippy::too_many_lines, reason = "an arm for each message")]
 fn serve(mut host: UnixStream, memory: &Memory) -> io::Result<()> {
     let mut say = {
         let mut host = host.try_clone()?;

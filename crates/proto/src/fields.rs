@@ -32,37 +32,11 @@ pub(crate) fn write(
     let mut w = Writer(out);
     Ok(match message {
         Message::Hello(hello) => {
-            w.0.extend(hello.boot_id.0);
-            w.u64(hello.session.0);
-            w.0.push(hello.driver.into());
-            for node in at_most_nodes(&hello.nodes)? {
-                w.u32(node.node.0);
-                w.u64(node.total.0);
-            }
+            w.hello(hello)?;
             1
         }
         Message::Stats(stats) => {
-            w.u16(stats.psi_some.get());
-            w.u16(stats.psi_full.get());
-            w.u16(stats.fast_hit.map_or(UNKNOWN, Permille::get));
-            if version >= RELOCATION_TOLD {
-                let relocation = stats.relocation.unwrap_or_default();
-                w.0.push(stats.relocation.is_some().into());
-                w.u64(relocation.cost_ms);
-                w.u64(relocation.benefit_ms.cast_unsigned());
-                w.0.push(relocation.is_resting.into());
-            }
-            if version >= BENEFIT_TOLD {
-                w.benefit(stats.benefit.as_ref());
-            }
-            w.u64(stats.oom_returned.0);
-            for node in at_most_nodes(&stats.nodes)? {
-                w.u32(node.node.0);
-                w.u64(node.total.0);
-                w.u64(node.free.0);
-                w.u64(node.held.0);
-                w.u64(node.working_set.0);
-            }
+            w.stats(version, stats)?;
             2
         }
         Message::Inflated(ranges) => {
@@ -74,18 +48,7 @@ pub(crate) fn write(
             4
         }
         Message::Done(done) => {
-            w.u64(done.request.0);
-            w.u32(done.node.0);
-            w.u64(done.moved.0);
-            w.u64(done.held.0);
-            w.0.push(match done.outcome {
-                Outcome::Ok => 0,
-                Outcome::Partial => 1,
-                Outcome::NoDriver => 2,
-                Outcome::Refused => 3,
-            });
-            let reason = shown(&done.reason);
-            w.0.extend(cut(&reason, REASON_BYTES_MAX).as_bytes());
+            w.done(done);
             5
         }
         Message::Proof {
@@ -93,8 +56,7 @@ pub(crate) fn write(
             node,
             page,
         } => {
-            w.u64(request.0);
-            w.u32(node.0);
+            w.asked(*request, *node);
             w.u64(page.0);
             6
         }
@@ -115,8 +77,7 @@ pub(crate) fn write(
             node,
             from,
         } => {
-            w.u64(request.0);
-            w.u32(node.0);
+            w.asked(*request, *node);
             if version >= LISTS_BY_PARTS {
                 w.u64(from.0);
             }
@@ -131,8 +92,7 @@ pub(crate) fn write(
             node,
             nonce,
         } => {
-            w.u64(request.0);
-            w.u32(node.0);
+            w.asked(*request, *node);
             w.0.extend(nonce.0);
             69
         }
@@ -210,9 +170,64 @@ impl Writer<'_> {
         self.0.extend(value.to_le_bytes());
     }
 
+    /// The request that a message makes or answers, and its node.
+    fn asked(&mut self, request: RequestId, node: NodeId) {
+        self.u64(request.0);
+        self.u32(node.0);
+    }
+
+    fn hello(&mut self, hello: &Hello) -> Result<(), EncodeError> {
+        self.0.extend(hello.boot_id.0);
+        self.u64(hello.session.0);
+        self.0.push(hello.driver.into());
+        for node in at_most_nodes(&hello.nodes)? {
+            self.u32(node.node.0);
+            self.u64(node.total.0);
+        }
+        Ok(())
+    }
+
+    fn stats(&mut self, version: u16, stats: &Stats) -> Result<(), EncodeError> {
+        self.u16(stats.psi_some.get());
+        self.u16(stats.psi_full.get());
+        self.u16(stats.fast_hit.map_or(UNKNOWN, Permille::get));
+        if version >= RELOCATION_TOLD {
+            let relocation = stats.relocation.unwrap_or_default();
+            self.0.push(stats.relocation.is_some().into());
+            self.u64(relocation.cost_ms);
+            self.u64(relocation.benefit_ms.cast_unsigned());
+            self.0.push(relocation.is_resting.into());
+        }
+        if version >= BENEFIT_TOLD {
+            self.benefit(stats.benefit.as_ref());
+        }
+        self.u64(stats.oom_returned.0);
+        for node in at_most_nodes(&stats.nodes)? {
+            self.u32(node.node.0);
+            self.u64(node.total.0);
+            self.u64(node.free.0);
+            self.u64(node.held.0);
+            self.u64(node.working_set.0);
+        }
+        Ok(())
+    }
+
+    fn done(&mut self, done: &Done) {
+        self.asked(done.request, done.node);
+        self.u64(done.moved.0);
+        self.u64(done.held.0);
+        self.0.push(match done.outcome {
+            Outcome::Ok => 0,
+            Outcome::Partial => 1,
+            Outcome::NoDriver => 2,
+            Outcome::Refused => 3,
+        });
+        let reason = shown(&done.reason);
+        self.0.extend(cut(&reason, REASON_BYTES_MAX).as_bytes());
+    }
+
     fn resize(&mut self, resize: &Resize) {
-        self.u64(resize.request.0);
-        self.u32(resize.node.0);
+        self.asked(resize.request, resize.node);
         self.u64(resize.bytes.0);
     }
 
@@ -239,8 +254,7 @@ impl Writer<'_> {
         if ranges.ranges.len() > RANGES_MAX {
             return Err(EncodeError::Ranges(ranges.ranges.len()));
         }
-        self.u64(ranges.request.0);
-        self.u32(ranges.node.0);
+        self.asked(ranges.request, ranges.node);
         self.0.push(ranges.more.into());
         for range in &ranges.ranges {
             self.u64(range.start.0);

@@ -354,6 +354,7 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::too_many_lines, reason = "a table of cases")]
     fn impossible_nodes_are_refused_by_the_key() {
         let said = |nodes: &[String]| {
             let text = format!("vcpus = 2\nnode = [{}]", nodes.join(", "));

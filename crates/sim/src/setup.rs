@@ -117,19 +117,6 @@ impl WorldSetup {
             Cpu::Lab => (emulator(), dilation),
             Cpu::LabHost => (emulated_host(), dilation),
         };
-        let gbps = 1_000_000_000 / dilation;
-        let tier = |tier: &demeter_scenario::Tier,
-                    write_gbps: Option<u64>,
-                    granule: u64,
-                    curve: Curve,
-                    others: u64| TierModel {
-            latency_ps: tier.latency_ns * dilation * PS_PER_NS,
-            read_bytes_per_s: tier.bandwidth_gbps * gbps,
-            write_bytes_per_s: write_gbps.unwrap_or(tier.bandwidth_gbps) * gbps,
-            granule_lines: granule / LINE_BYTES,
-            curve,
-            others_bytes_per_s: others * gbps,
-        };
         let usable = [&machine.fast, &machine.slow].map(|t| ByteCount(t.usable_mib * MIB));
         let setup = Self {
             cpu,
@@ -138,22 +125,7 @@ impl WorldSetup {
                 Some(bits) => bits,
                 None => scale_for(scenario)?,
             },
-            tiers: [
-                tier(
-                    &machine.fast,
-                    None,
-                    LINE_BYTES,
-                    scenario.sim.fast_curve,
-                    scenario.sim.fast_others_gbps,
-                ),
-                tier(
-                    &machine.slow,
-                    scenario.sim.slow_write_gbps,
-                    scenario.sim.slow_granule_bytes,
-                    scenario.sim.slow_curve,
-                    scenario.sim.slow_others_gbps,
-                ),
-            ],
+            tiers: tier_models(scenario, dilation),
             usable,
             huge_pages: machine.thp == Thp::Always,
             is_lab: matches!(scenario.sim.cpu, Cpu::Lab | Cpu::LabHost),
@@ -237,22 +209,7 @@ impl WorldSetup {
             host: [host_fast, host_slow],
         } = self.sizes;
         let count = vms.len() as u64;
-        let guest_config = GuestConfig {
-            levels: self.cpu.levels,
-            page_bits: self.page_bits(),
-            nodes: match needs.tiering {
-                Tiering::Guest => [fast, slow],
-                Tiering::Hypervisor | Tiering::Hardware => {
-                    [ByteCount(fast.0 + slow.0), ByteCount(0)]
-                }
-            },
-            huge_pages: self.huge_pages,
-            huge_in_slow: needs.huge_in_slow && !self.is_lab,
-            interleave: needs.interleave,
-            reserved: self.reserved,
-            watermarks: needs.watermarks,
-            lists: needs.lists,
-        };
+        let guest_config = self.guest_config(&needs);
         let guest_tables = table_bytes(fast.0 + slow.0).next_multiple_of(BLOCK_SIZE);
         let host_tables = table_bytes(guest_tables + fast.0 + slow.0 + BLOCK_SIZE);
         // Unused table memory of a tiering hypervisor would be a gift to its guest, so tables get exact backing.
@@ -312,6 +269,27 @@ impl WorldSetup {
             hypervisor,
         };
         World::new(host, vms, self.k)
+    }
+
+    /// The configuration of each VM's guest, under a system with these needs.
+    fn guest_config(&self, needs: &Needs) -> GuestConfig {
+        let [fast, slow] = self.sizes.nodes;
+        GuestConfig {
+            levels: self.cpu.levels,
+            page_bits: self.page_bits(),
+            nodes: match needs.tiering {
+                Tiering::Guest => [fast, slow],
+                Tiering::Hypervisor | Tiering::Hardware => {
+                    [ByteCount(fast.0 + slow.0), ByteCount(0)]
+                }
+            },
+            huge_pages: self.huge_pages,
+            huge_in_slow: needs.huge_in_slow && !self.is_lab,
+            interleave: needs.interleave,
+            reserved: self.reserved,
+            watermarks: needs.watermarks,
+            lists: needs.lists.clone(),
+        }
     }
 
     /// Reserves the memory of all programs before the first touch, if the scenario requests it.
@@ -392,6 +370,40 @@ impl WorldSetup {
             k: self.k,
         }
     }
+}
+
+/// The models of both tiers, under a clock that runs slower by `dilation`.
+fn tier_models(scenario: &Scenario, dilation: u64) -> [TierModel; 2] {
+    let machine = &scenario.machine;
+    let gbps = 1_000_000_000 / dilation;
+    let tier = |tier: &demeter_scenario::Tier,
+                write_gbps: Option<u64>,
+                granule: u64,
+                curve: Curve,
+                others: u64| TierModel {
+        latency_ps: tier.latency_ns * dilation * PS_PER_NS,
+        read_bytes_per_s: tier.bandwidth_gbps * gbps,
+        write_bytes_per_s: write_gbps.unwrap_or(tier.bandwidth_gbps) * gbps,
+        granule_lines: granule / LINE_BYTES,
+        curve,
+        others_bytes_per_s: others * gbps,
+    };
+    [
+        tier(
+            &machine.fast,
+            None,
+            LINE_BYTES,
+            scenario.sim.fast_curve,
+            scenario.sim.fast_others_gbps,
+        ),
+        tier(
+            &machine.slow,
+            scenario.sim.slow_write_gbps,
+            scenario.sim.slow_granule_bytes,
+            scenario.sim.slow_curve,
+            scenario.sim.slow_others_gbps,
+        ),
+    ]
 }
 
 /// Sizes of nodes that leave these sizes to programs.

@@ -35,6 +35,28 @@ pub fn text(view: &HostView) -> String {
     if view.pools.len() > 1 {
         view.pools.iter().for_each(|pool| text += &pool_line(pool));
     }
+    text += &table(&view.vms);
+    for setting in &view.settings {
+        text += &setting_line(setting);
+    }
+    for domain in &view.left_alone {
+        text += &format!(
+            "left alone: {} ({} MiB): {}\n",
+            shown(&domain.name),
+            domain.memory_bytes / MIB,
+            shown(&domain.why)
+        );
+    }
+    for vm in &view.vms {
+        if let Some(problem) = &vm.problem {
+            text += &format!("{}: {}\n", vm.name, shown(problem));
+        }
+    }
+    text
+}
+
+/// A header, and a line per VM.
+fn table(vms: &[VmView]) -> String {
     let mut rows = vec![
         [
             "VM",
@@ -51,7 +73,7 @@ pub fn text(view: &HostView) -> String {
         ]
         .map(String::from),
     ];
-    rows.extend(view.vms.iter().map(|vm| {
+    rows.extend(vms.iter().map(|vm| {
         let [fast, slow] = owned(vm.owned);
         let [cost, benefit] = relocation(vm.relocation);
         [
@@ -74,6 +96,7 @@ pub fn text(view: &HostView) -> String {
     let widths: Vec<_> = (0..rows[0].len())
         .map(|column| rows.iter().map(|row| row[column].len()).max().unwrap_or(0))
         .collect();
+    let mut text = String::new();
     for row in &rows {
         let cells = row.iter().zip(&widths).enumerate();
         let line: Vec<_> = cells
@@ -85,22 +108,6 @@ pub fn text(view: &HostView) -> String {
             .collect();
         text += line.join("  ").trim_end();
         text.push('\n');
-    }
-    for setting in &view.settings {
-        text += &setting_line(setting);
-    }
-    for domain in &view.left_alone {
-        text += &format!(
-            "left alone: {} ({} MiB): {}\n",
-            shown(&domain.name),
-            domain.memory_bytes / MIB,
-            shown(&domain.why)
-        );
-    }
-    for vm in &view.vms {
-        if let Some(problem) = &vm.problem {
-            text += &format!("{}: {}\n", vm.name, shown(problem));
-        }
     }
     text
 }

@@ -29,7 +29,7 @@ use cpu_time::CpuTime;
 use demeter_linux::base_page::{OtherBasePages, check_base_pages};
 use demeter_linux::cpu;
 use demeter_policy::engine::{self, ByHeat, Engine, Gain, Input, Misuse, Request};
-use demeter_policy::{ByteCount, GuestVirtAddr, NodeId, Pid, Sample};
+use demeter_policy::{ByteCount, GuestVirtAddr, NodeId, Pid, Sample, Tuning};
 use machine::{Change, Machine};
 use process::Process;
 use sharing::Sharing;
@@ -41,7 +41,7 @@ use crate::nodes::{NodesError, TierOrder, Topology};
 use crate::pages::Pages;
 use crate::prober::Prober;
 use crate::recording::{self, Recorded, RecordedTier, Recorder, RecorderError};
-use crate::status::StatusCell;
+use crate::status::{StatusCell, TierStatus};
 use crate::targets::{Target, TargetFinder, TargetsError};
 use crate::tracker::{Tracker, TrackerError};
 
@@ -288,21 +288,9 @@ impl Agent {
         });
         let mut engine = Recorded::new(Engine::new(ByHeat::new(gain), engine_config));
         if let Some(path) = &config.record {
-            let header = recording::Header {
-                agent: env!("CARGO_PKG_VERSION").into(),
-                tracker: tracker.name().into(),
-                tuning: tuning.clone(),
-                tiers: tiers.into_iter().map(RecordedTier::from).collect(),
-                loads_per_sample: gain.loads_per_sample,
-                waits: gain.waits,
-                cpus: gain.cpus,
-            };
-            engine.record(Recorder::start(
-                path,
-                config.record_max_mib,
-                header,
-                &engine,
-            )?);
+            let header = recording_header(tuning, tracker.as_ref(), &gain, tiers);
+            let recorder = Recorder::start(path, config.record_max_mib, header, &engine)?;
+            engine.record(recorder);
         }
         let mut agent = Self {
             engine,
@@ -630,6 +618,24 @@ impl Agent {
         self.engine.push(Input::Ended(pid))?;
         let pids: Vec<Pid> = self.processes.keys().copied().collect();
         Ok(self.tracker.set_targets(&pids)?)
+    }
+}
+
+/// The facts that a recording starts with.
+fn recording_header(
+    tuning: &Tuning,
+    tracker: &dyn Tracker,
+    gain: &Gain,
+    tiers: Vec<TierStatus>,
+) -> recording::Header {
+    recording::Header {
+        agent: env!("CARGO_PKG_VERSION").into(),
+        tracker: tracker.name().into(),
+        tuning: tuning.clone(),
+        tiers: tiers.into_iter().map(RecordedTier::from).collect(),
+        loads_per_sample: gain.loads_per_sample,
+        waits: gain.waits,
+        cpus: gain.cpus,
     }
 }
 

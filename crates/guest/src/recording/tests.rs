@@ -197,17 +197,22 @@ impl Any {
     }
 }
 
-fn any_event() -> impl Strategy<Value = Any> {
-    let pid = || (0u32..5).prop_map(Pid);
-    let number = || prop_oneof![any::<u64>(), 0..1u64 << 33, Just(BLOCK_SIZE), Just(0)];
-    let bytes = move || number().prop_map(ByteCount);
-    let place = move || prop::array::uniform4(bytes()).prop_map(|by| Spread(ByLevel(by)));
-    let places = move || prop::collection::vec(place(), 0..20);
-    let range = (number(), number()).prop_filter_map("empty", |(a, b)| {
-        VirtRange::new(GuestVirtAddr(a.min(b)), GuestVirtAddr(a.max(b)))
-    });
-    let facts = move || (bytes(), bytes()).prop_map(|(free, kept)| NodeFacts { free, kept });
-    let input = prop_oneof![
+fn pid() -> impl Strategy<Value = Pid> {
+    (0u32..5).prop_map(Pid)
+}
+
+fn number() -> impl Strategy<Value = u64> {
+    prop_oneof![any::<u64>(), 0..1u64 << 33, Just(BLOCK_SIZE), Just(0)]
+}
+
+fn bytes() -> impl Strategy<Value = ByteCount> {
+    number().prop_map(ByteCount)
+}
+
+/// Any input without lists.
+fn any_input() -> impl Strategy<Value = Input<'static>> {
+    let facts = || (bytes(), bytes()).prop_map(|(free, kept)| NodeFacts { free, kept });
+    prop_oneof![
         Just(Input::Epoch),
         pid().prop_map(Input::Started),
         pid().prop_map(Input::Ended),
@@ -254,7 +259,15 @@ fn any_event() -> impl Strategy<Value = Any> {
         }),
         Just(Input::MoveFailed),
         Just(Input::Reclaimed),
-    ];
+    ]
+}
+
+fn any_event() -> impl Strategy<Value = Any> {
+    let place = || prop::array::uniform4(bytes()).prop_map(|by| Spread(ByLevel(by)));
+    let places = || prop::collection::vec(place(), 0..20);
+    let range = (number(), number()).prop_filter_map("empty", |(a, b)| {
+        VirtRange::new(GuestVirtAddr(a.min(b)), GuestVirtAddr(a.max(b)))
+    });
     let request = prop_oneof![
         Just(Request::Refresh),
         any::<u32>().prop_map(|most| Request::Samples {
@@ -271,7 +284,7 @@ fn any_event() -> impl Strategy<Value = Any> {
         prop::collection::vec((number(), bytes()), 0..9),
     );
     prop_oneof![
-        8 => input.prop_map(|i| Any::Plain(RecordedEvent::Input(i))),
+        8 => any_input().prop_map(|i| Any::Plain(RecordedEvent::Input(i))),
         2 => request.prop_map(|r| Any::Plain(RecordedEvent::Request(r))),
         1 => (pid(), prop::collection::vec(range, 0..9)).prop_map(|(p, r)| Any::Space(p, r)),
         1 => places().prop_map(Any::Located),

@@ -97,6 +97,7 @@ pub(crate) async fn ask(stream: impl AsyncRead + AsyncWrite, request: &str, body
 }
 
 #[tokio::test]
+#[expect(clippy::too_many_lines, reason = "a table of requests")]
 async fn what_is_asked_is_answered_or_refused_with_a_reason() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("sock");

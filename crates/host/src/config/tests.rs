@@ -36,6 +36,7 @@ const GOOD: &str = r#"
 "#;
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "a table of cases")]
 fn bad_values_are_named_with_the_hint() {
     checked(GOOD).unwrap();
     for (good, bad, want) in [
@@ -200,6 +201,7 @@ fn two_sockets_are_two_pools() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "a table of cases")]
 fn bad_pools_are_named_with_line_and_hint() {
     for (good, bad, want) in [
         (

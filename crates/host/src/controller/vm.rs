@@ -226,16 +226,7 @@ impl Vm {
             _ => {}
         }
         match observation {
-            Observation::Gone => {
-                self.state = State::Away;
-                self.disturbed();
-                for tier in Tier::ALL {
-                    self.verified(tier, ByteCount(0));
-                }
-                self.most = None;
-                self.may_hold = Some(TierBytes::default());
-                Some(What::Gone)
-            }
+            Observation::Gone => Some(self.gone()),
             Observation::Seen { most } => {
                 // It may have been reset while the controller was not running.
                 self.most = Some(most);
@@ -302,6 +293,18 @@ impl Vm {
                 Some(What::Failed(reason))
             }
         }
+    }
+
+    /// It is verified to have ended, so it owns nothing.
+    fn gone(&mut self) -> What {
+        self.state = State::Away;
+        self.disturbed();
+        for tier in Tier::ALL {
+            self.verified(tier, ByteCount(0));
+        }
+        self.most = None;
+        self.may_hold = Some(TierBytes::default());
+        What::Gone
     }
 
     /// Gives up on a command whose observation is overdue.

@@ -60,42 +60,9 @@ async fn conforms<H: Hypervisor>(vm: FakeVm, connection: Connection<H>, traits: 
     assert_eq!(process.pid.0, std::process::id(), "who has the memory");
     assert!(!hypervisor.name().is_empty());
 
-    // Memory lies at the reported address.
-    let backend = |id: &str, size, shared| MemoryBackend {
-        id: Some(id.into()),
-        size,
-        shared,
-    };
-    let all = |shared| {
-        [
-            backend("node0", SIZE.fast, shared),
-            backend("node1", SIZE.slow, shared),
-        ]
-    };
-    assert_eq!(hypervisor.backends().await.unwrap(), all(true));
-    vm.state().private = true;
-    assert_eq!(hypervisor.backends().await.unwrap(), all(false));
-    let map = hypervisor.memory_map("node1").await.unwrap();
-    let guest: Vec<_> = map.iter().map(|mapping| mapping.guest).collect();
-    assert_eq!(guest, traits.slow);
-    let boot = hypervisor.memory_map("node0").await.unwrap();
-    assert_eq!(boot.len(), 1);
-    let memory = File::options().write(true).open("/proc/self/mem").unwrap();
-    for (mapping, byte) in map.iter().zip(1..) {
-        memory.write_all_at(&[byte], mapping.host.0).unwrap();
-    }
-    let mut offset = 0;
-    for (mapping, byte) in map.iter().zip(1..) {
-        let mut read = [0];
-        let file = vm.file(Tier::Slow);
-        file.read_exact_at(&mut read, offset).unwrap();
-        assert_eq!(read, [byte]);
-        offset += mapping.guest.len().0;
-    }
-    assert_eq!(hypervisor.memory_map("node2").await.unwrap(), []);
-
+    let boot = maps_memory(&vm, &hypervisor, &traits).await;
     if traits.grows {
-        plugs(&vm, &hypervisor, boot[0].host).await;
+        plugs(&vm, &hypervisor, boot).await;
     }
 
     assert_eq!(hypervisor.vcpus().await.unwrap(), [process.pid]);
@@ -157,6 +124,43 @@ async fn conforms<H: Hypervisor>(vm: FakeVm, connection: Connection<H>, traits: 
     assert_eq!(last, None);
     let count = hypervisor.events_told() - before;
     assert!(traits.is_count(count, 3), "the end counts: {count}");
+}
+
+/// Memory lies at the reported addresses. Returns that of the fast node.
+async fn maps_memory(vm: &FakeVm, hypervisor: &impl Hypervisor, traits: &Traits) -> HostVirtAddr {
+    let backend = |id: &str, size, shared| MemoryBackend {
+        id: Some(id.into()),
+        size,
+        shared,
+    };
+    let all = |shared| {
+        [
+            backend("node0", SIZE.fast, shared),
+            backend("node1", SIZE.slow, shared),
+        ]
+    };
+    assert_eq!(hypervisor.backends().await.unwrap(), all(true));
+    vm.state().private = true;
+    assert_eq!(hypervisor.backends().await.unwrap(), all(false));
+    let map = hypervisor.memory_map("node1").await.unwrap();
+    let guest: Vec<_> = map.iter().map(|mapping| mapping.guest).collect();
+    assert_eq!(guest, traits.slow);
+    let boot = hypervisor.memory_map("node0").await.unwrap();
+    assert_eq!(boot.len(), 1);
+    let memory = File::options().write(true).open("/proc/self/mem").unwrap();
+    for (mapping, byte) in map.iter().zip(1..) {
+        memory.write_all_at(&[byte], mapping.host.0).unwrap();
+    }
+    let mut offset = 0;
+    for (mapping, byte) in map.iter().zip(1..) {
+        let mut read = [0];
+        let file = vm.file(Tier::Slow);
+        file.read_exact_at(&mut read, offset).unwrap();
+        assert_eq!(read, [byte]);
+        offset += mapping.guest.len().0;
+    }
+    assert_eq!(hypervisor.memory_map("node2").await.unwrap(), []);
+    boot[0].host
 }
 
 /// Plugged memory is not a backend that the VM was started with.

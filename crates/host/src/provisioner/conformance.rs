@@ -37,6 +37,7 @@ fn deadline(ms: u64) -> Instant {
     Instant::now() + Duration::from_millis(ms)
 }
 
+#[expect(clippy::too_many_lines, reason = "one life of a VM, from start to end")]
 async fn conforms(case: Case<impl Provisioner>) {
     let Case {
         mut provisioner,

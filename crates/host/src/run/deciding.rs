@@ -102,24 +102,9 @@ impl Deciding {
         controller.set(&sizes(&pools));
         let mut vms = config.vms.clone();
         let mut found = BTreeMap::new();
-        for (name, account) in &ledger.accounts {
-            if vms.contains_key(name) {
-                continue;
-            }
-            if config.discover.is_none() {
-                tracing::warn!(
-                    "VM {name} is no longer in the configuration; its memory no longer counts"
-                );
-                continue;
-            }
-            // Counts until libvirt reports that it is not running. Its task starts when it is
-            // discovered.
-            let kind = ProvisionerKind::DemeterBalloon;
-            let vm = VmConfig::of_domain(name, kind, account.desired);
-            if let Some(used) = ledger.settings.apply_to_found(name, &vm) {
-                vms.insert(name.clone(), used);
-                found.insert(name.clone(), vm);
-            }
+        for (name, vm, used) in found_before(&config, &ledger) {
+            vms.insert(name.clone(), used);
+            found.insert(name, vm);
         }
         for (name, vm) in &vms {
             let kept = ledger.accounts.get(name).copied();
@@ -638,6 +623,28 @@ fn claim(vm: &VmStatus, known: &Known) -> provision::Claim {
         pinned,
         service: None,
     }
+}
+
+/// Accounts of domains that libvirt named before a restart: the VM as it was found, and with the settings of a person. They
+/// count until libvirt reports that they are not running. Their tasks start when they are discovered.
+fn found_before(config: &Config, ledger: &Ledger) -> Vec<(VmName, VmConfig, VmConfig)> {
+    let mut found = vec![];
+    for (name, account) in &ledger.accounts {
+        if config.vms.contains_key(name) {
+            continue;
+        }
+        if config.discover.is_none() {
+            tracing::warn!(
+                "VM {name} is no longer in the configuration; its memory no longer counts"
+            );
+            continue;
+        }
+        let vm = VmConfig::of_domain(name, ProvisionerKind::DemeterBalloon, account.desired);
+        if let Some(used) = ledger.settings.apply_to_found(name, &vm) {
+            found.push((name.clone(), vm, used));
+        }
+    }
+    found
 }
 
 /// Milliseconds since 1970, for people.

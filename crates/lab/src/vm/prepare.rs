@@ -60,18 +60,7 @@ impl Lab {
             level: Nesting::Alone,
         };
         let (plugin, kernel) = self.assets()?;
-        let mut cpu_properties = vec![];
-        let is_exact = qemu::is_exact(&self.qemu)?;
-        if scenario.lab.clock == Clock::Model && !is_exact {
-            return Err(Error::Missing {
-                what: format!("{} has no clock of the model's own", self.qemu.display()),
-                hint: "--emulator exact, or leave lab.clock out".into(),
-            });
-        }
-        if is_exact {
-            cpu_properties.push("ibs=on".into());
-            cpu_properties.extend(self.cpu_properties.iter().cloned());
-        }
+        let cpu_properties = self.cpu_properties_for(scenario)?;
         let early = kernel::early_modules(&self.cache, &kernel)?;
         for (at, file) in early.iter().enumerate() {
             initramfs.add_file(&format!("{EARLY_MODULES_DIR}/{at}.ko"), file);
@@ -115,13 +104,31 @@ impl Lab {
             },
             elastic,
             prealloc: false,
-            limit: Duration::from_secs(
-                scenario.duration_s + scenario.workload.start_limit_s() + scenario.lab.timeout_s,
-            ),
+            limit: time_limit(scenario),
             daemon: None,
             folder,
             keep_logs: self.keep_logs.clone(),
         })
+    }
+
+    /// Properties of the CPUs, beside those of every emulator.
+    ///
+    /// # Errors
+    /// The emulator lacks what the scenario asks for.
+    fn cpu_properties_for(&self, scenario: &Scenario) -> Result<Vec<String>, Error> {
+        let mut cpu_properties = vec![];
+        let is_exact = qemu::is_exact(&self.qemu)?;
+        if scenario.lab.clock == Clock::Model && !is_exact {
+            return Err(Error::Missing {
+                what: format!("{} has no clock of the model's own", self.qemu.display()),
+                hint: "--emulator exact, or leave lab.clock out".into(),
+            });
+        }
+        if is_exact {
+            cpu_properties.push("ibs=on".into());
+            cpu_properties.extend(self.cpu_properties.iter().cloned());
+        }
+        Ok(cpu_properties)
     }
 }
 
@@ -131,4 +138,11 @@ pub fn run_name(settings: &Settings) -> String {
         "" => settings.system.to_string(),
         name => format!("{} {name}", settings.system),
     }
+}
+
+/// The longest life of a VM.
+fn time_limit(scenario: &Scenario) -> Duration {
+    Duration::from_secs(
+        scenario.duration_s + scenario.workload.start_limit_s() + scenario.lab.timeout_s,
+    )
 }

@@ -6,7 +6,7 @@ use std::process::Command;
 use demeter_scenario::{Clock, Machine, MachineNode, MachinePlace};
 
 use super::counts::SHARED;
-use super::elastic::{Elastic, device_space_mib, memory_devices};
+use super::elastic::{Elastic, MemoryDevice, device_space_mib, memory_devices};
 use super::memory::VmNode;
 use super::monitor::{DIMM_MIB, DIMM_SLOTS};
 use super::quoted::quoted;
@@ -169,11 +169,40 @@ impl Parts<'_> {
 
     /// The command line. The link is the child's standard input, a connected socket.
     pub fn command(&self) -> Command {
-        let Machine { place, vcpus, .. } = self.machine;
         let mut command = Command::new(self.qemu);
         let mut option = |name: &str, value: String| {
             command.arg(name).arg(value);
         };
+        self.processors(&mut option);
+        self.memory(&mut option);
+        option("-kernel", self.kernel.display().to_string());
+        option("-initrd", self.initramfs.display().to_string());
+        option(
+            "-append",
+            match self.dimms().is_empty() {
+                true => KERNEL_ARGS.into(),
+                false => format!("{PLUGGED_ARGS} {KERNEL_ARGS}"),
+            },
+        );
+        self.ports(&mut option);
+        let elastic = self.elastic;
+        for (name, value) in elastic.map_or(vec![], |e| e.options(self.folder, self.prealloc)) {
+            option(name, value);
+        }
+        for (name, value) in self.tiers() {
+            option(name, value);
+        }
+        option("-display", "none".into());
+        command.args(["-nodefaults", "-no-user-config"]);
+        if !self.has_events {
+            command.arg("-no-reboot");
+        }
+        command
+    }
+
+    /// The machine's type, clock and CPUs.
+    fn processors(&self, option: &mut dyn FnMut(&str, String)) {
+        let Machine { place, vcpus, .. } = self.machine;
         let hmat = if self.machine.hmat { ",hmat=on" } else { "" };
         option("-machine", format!("pc{hmat}"));
         let is_model = self.clock == Clock::Model;
@@ -203,11 +232,20 @@ impl Parts<'_> {
                 ),
             },
         );
-        let ram_mib: u64 = self.nodes.iter().map(|node| node.ram_mib).sum();
-        let dimms = match self.elastic {
+    }
+
+    /// Memory devices that a guest finds at its boot, beside its RAM.
+    fn dimms(&self) -> Vec<MemoryDevice> {
+        match self.elastic {
             Some(_) => vec![],
             None => memory_devices(self.nodes),
-        };
+        }
+    }
+
+    /// RAM, nodes and memory devices.
+    fn memory(&self, option: &mut dyn FnMut(&str, String)) {
+        let ram_mib: u64 = self.nodes.iter().map(|node| node.ram_mib).sum();
+        let dimms = self.dimms();
         let slots = if self.has_events {
             DIMM_SLOTS
         } else {
@@ -249,15 +287,11 @@ impl Parts<'_> {
                 ),
             );
         }
-        option("-kernel", self.kernel.display().to_string());
-        option("-initrd", self.initramfs.display().to_string());
-        option(
-            "-append",
-            match dimms.is_empty() {
-                true => KERNEL_ARGS.into(),
-                false => format!("{PLUGGED_ARGS} {KERNEL_ARGS}"),
-            },
-        );
+    }
+
+    /// The console, and the link to the lab.
+    fn ports(&self, option: &mut dyn FnMut(&str, String)) {
+        let is_model = self.clock == Clock::Model;
         // Appended to, so that a restarted VM continues in the same log.
         let console = format!(
             "file,id=console,append=on,path={}",
@@ -273,19 +307,6 @@ impl Parts<'_> {
             "-device",
             format!("virtserialport,chardev=link,name={PORT_NAME}"),
         );
-        let elastic = self.elastic;
-        for (name, value) in elastic.map_or(vec![], |e| e.options(self.folder, self.prealloc)) {
-            option(name, value);
-        }
-        for (name, value) in self.tiers() {
-            option(name, value);
-        }
-        option("-display", "none".into());
-        command.args(["-nodefaults", "-no-user-config"]);
-        if !self.has_events {
-            command.arg("-no-reboot");
-        }
-        command
     }
 
     /// The options for tiers and samples: the plugin, and the memory that it shares with the guest and the lab.

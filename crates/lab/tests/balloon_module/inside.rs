@@ -177,6 +177,7 @@ fn rates(balloon: &mut LiveBalloon) {
     println!("deflated it at {:.2} GiB/s", gib_per_s(start));
 }
 
+#[expect(clippy::too_many_lines, reason = "a table of calls")]
 fn bad_calls_are_refused() {
     let device = File::options()
         .read(true)

@@ -377,6 +377,7 @@ fn any_input() -> impl Strategy<Value = AnyInput> {
 }
 
 /// Passes an input. An error leaves the engine unchanged.
+#[expect(clippy::too_many_lines, reason = "an arm for each input")]
 fn tell(plain: &mut Plain, told: &AnyInput, epoch: &EpochScript) -> Result<(), TestCaseError> {
     let spreads = |pairs: &[(u64, u64)]| -> Vec<Spread> {
         let spread = |&(fast, slow): &(u64, u64)| {

@@ -78,6 +78,24 @@ fn poisson(mean: f64, chance: &mut Chance) -> u32 {
     n
 }
 
+fn gain(m: &Machine) -> Gain {
+    Gain {
+        loads_per_sample: Some(m.period),
+        waits: 1.0,
+        latency_ns: ByLevel([m.fast_ns as u32, m.slow_ns as u32, 0, 0]),
+        cpus: m.cpus,
+    }
+}
+
+/// Fast memory is full, and slow memory never is.
+const ROOM: Room = Room {
+    fast_free: ByteCount(0),
+    fast_reserve: ByteCount(0),
+    fast_low: ByteCount(0),
+    slow_free: ByteCount(u64::MAX / 2),
+    batch: ByteCount(u64::MAX / 2),
+};
+
 /// Runs the rule for `seconds` beside a program whose accesses fall into blocks by these shares.
 pub(super) fn run(
     machine: &Machine,
@@ -86,24 +104,11 @@ pub(super) fn run(
     mut shares: impl FnMut(f64, &mut Vec<f64>),
 ) -> Outcome {
     let m = *machine;
-    let gain = Gain {
-        loads_per_sample: Some(m.period),
-        waits: 1.0,
-        latency_ns: ByLevel([m.fast_ns as u32, m.slow_ns as u32, 0, 0]),
-        cpus: m.cpus,
-    };
-    let (mut rule, mut heat) = (Rule::new(gain), Heat::default());
+    let (mut rule, mut heat) = (Rule::new(gain(&m)), Heat::default());
     let mut residency = ResidencyMap::default();
     let (first, end) = (Block(BASE), Block(BASE + m.blocks as u64));
     heat.set_space(&[VirtRange::new(first.start(), end.start()).unwrap()]);
     let block = |b: usize| Block(BASE + b as u64);
-    let place = |fast: bool| {
-        let bytes = |there: bool| ByteCount(if there { BLOCK_SIZE } else { 0 });
-        TierBytes {
-            fast: bytes(fast),
-            slow: bytes(!fast),
-        }
-    };
     let mut in_fast: Vec<bool> = (0..m.blocks).map(|b| b < m.fast_blocks).collect();
     let unmanaged = in_fast.clone();
     for (b, &fast) in in_fast.iter().enumerate() {
@@ -117,14 +122,7 @@ pub(super) fn run(
     let epochs = (seconds / EPOCH_S) as u32;
     for epoch in 1..=epochs {
         shares(f64::from(epoch) * EPOCH_S, &mut share);
-        let hit = |fast: &[bool]| -> f64 {
-            share
-                .iter()
-                .zip(fast)
-                .filter(|(_, f)| **f)
-                .map(|(s, _)| s)
-                .sum()
-        };
+        let hit = |fast: &[bool]| hit_share(&share, fast);
         let ns = |fast: &[bool]| hit(fast) * m.fast_ns + (1.0 - hit(fast)) * m.slow_ns;
         let whole_s = EPOCH_S * f64::from(m.cpus);
         let accesses = (whole_s - spent_s.min(0.9 * whole_s)) * 1e9 / ns(&in_fast);
@@ -146,13 +144,6 @@ pub(super) fn run(
             away: residency.away(),
             rate: heat.rate(0),
         });
-        let room = Room {
-            fast_free: ByteCount(0),
-            fast_reserve: ByteCount(0),
-            fast_low: ByteCount(0),
-            slow_free: ByteCount(u64::MAX / 2),
-            batch: ByteCount(u64::MAX / 2),
-        };
         let situation = Situation {
             ranking: &[],
             residency: &residency,
@@ -160,7 +151,7 @@ pub(super) fn run(
             sockets: &no_sockets,
             level: Level::First,
             planned: &[],
-            room,
+            room: ROOM,
             fill: FillThreshold(0.0),
             budget: MoveBudget::NONE,
             balloon_waits: false,
@@ -186,6 +177,26 @@ pub(super) fn run(
             }
         }
     }
+    outcome(&done, &done_unmanaged, &hits, moved)
+}
+
+/// Where a whole block lies.
+fn place(fast: bool) -> TierBytes {
+    let bytes = |there: bool| ByteCount(if there { BLOCK_SIZE } else { 0 });
+    TierBytes {
+        fast: bytes(fast),
+        slow: bytes(!fast),
+    }
+}
+
+/// Share of accesses that blocks in fast memory serve.
+fn hit_share(shares: &[f64], fast: &[bool]) -> f64 {
+    let both = shares.iter().zip(fast).filter(|(_, fast)| **fast);
+    both.map(|(share, _)| share).sum()
+}
+
+/// The figures of a run, from its accesses with and without the rule and its hits, by epoch.
+fn outcome(done: &[f64], done_unmanaged: &[f64], hits: &[f64], moved: u64) -> Outcome {
     let sum = |part: &[f64]| part.iter().sum::<f64>();
     let third = done.len() * 2 / 3;
     let last =
@@ -195,7 +206,7 @@ pub(super) fn run(
         .position(|hit| *hit >= 0.9 * last)
         .unwrap_or(hits.len());
     Outcome {
-        mean: sum(&done) / sum(&done_unmanaged),
+        mean: sum(done) / sum(done_unmanaged),
         end: sum(&done[third..]) / sum(&done_unmanaged[third..]),
         moved,
         t90_s: t90 as f64 * EPOCH_S,

@@ -76,6 +76,10 @@ fn bind_and_wait() {
 }
 
 #[test]
+#[expect(
+    clippy::too_many_lines,
+    reason = "one life of a process, from start to end"
+)]
 fn bound_memory_of_a_real_process_stays() {
     if std::env::var_os(CHILD).is_some() {
         return bind_and_wait();

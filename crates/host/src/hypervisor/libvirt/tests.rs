@@ -267,6 +267,10 @@ const BARE: &str = "<domain type='qemu'>\n  <name>db</name>\n  <memory unit='MiB
 
 /// One test for everything, because a daemon takes seconds to start.
 #[tokio::test]
+#[expect(
+    clippy::too_many_lines,
+    reason = "one session with a daemon, from start to end"
+)]
 async fn a_real_libvirtd_is_understood() {
     let Some(mut daemon) = Daemon::new() else {
         return;

@@ -28,6 +28,10 @@ fn done(answer: &str) {
 }
 
 #[tokio::test]
+#[expect(
+    clippy::too_many_lines,
+    reason = "one life of a setting, over restarts"
+)]
 async fn vms_are_added_changed_and_removed_and_that_outlives_a_kill() {
     let (one, two) = (FakeVm::new(SIZE), FakeVm::new(SIZE));
     let (_one, _two) = (guest(&one), guest(&two));
