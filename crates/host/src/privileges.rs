@@ -1,8 +1,7 @@
-//! Capabilities and resource limits of the controller's process.
+//! Capabilities of the controller's process.
 
 use std::io;
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 
 /// Capabilities that the controller keeps, to inspect processes of other users, take their memory
@@ -28,19 +27,6 @@ pub(crate) fn give_up(by_history: bool) -> io::Result<()> {
     set_capabilities(None, sets)?;
     rustix::thread::set_no_new_privs(true)?;
     Ok(())
-}
-
-/// Raises the limit of open files to the hard limit, and returns it.
-pub(crate) fn raise_descriptors() -> u64 {
-    let limits = getrlimit(Resource::Nofile);
-    let raised = Rlimit {
-        current: limits.maximum,
-        maximum: limits.maximum,
-    };
-    // A soft limit may always be raised to the hard limit; if this fails, the present limit
-    // applies.
-    let _ = setrlimit(Resource::Nofile, raised);
-    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

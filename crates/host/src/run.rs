@@ -17,6 +17,7 @@ use std::thread;
 use std::time::Duration;
 
 use demeter_http::Peer;
+use demeter_linux::open_files;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -148,7 +149,7 @@ fn check_descriptors(config: &Config) -> Result<(), RunError> {
     // Discovery may find any number of VMs.
     let vms = config.discover.map_or(config.vms.len(), |_| VMS_MAX);
     let needed = DESCRIPTORS + DESCRIPTORS_PER_VM * vms as u64;
-    let most = privileges::raise_descriptors();
+    let most = open_files::raise(u64::MAX);
     if most < needed {
         return Err(RunError::Descriptors { needed, most });
     }

@@ -10,6 +10,7 @@ pub mod mapping;
 pub mod maps;
 pub mod mover;
 pub mod nodes;
+pub mod open_files;
 pub mod page_size;
 pub mod pages;
 pub mod perf;

@@ -6,6 +6,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
+use demeter_policy::chance::Chance;
 use demeter_policy::{GuestVirtAddr, Pid, VirtRange};
 
 use crate::maps::read_maps;
@@ -84,11 +85,9 @@ fn update_for_ever(bytes: &OsStr) -> ! {
     let mut memory = vec![1u64; (size / 8) as usize];
     // println's output would be captured by the test runner.
     let _ = writeln!(io::stdout(), "{READY}");
-    let mut random = 0x9e37_79b9_7f4a_7c15u64;
+    let mut chance = Chance::new(1);
     loop {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
+        let random = chance.number();
         let words = if random.is_multiple_of(10) {
             size
         } else {

@@ -103,6 +103,40 @@ impl Benefit {
         is_sound.then_some(benefit).ok_or(NoBenefit)
     }
 
+    /// A benefit from random steps, for tests: bytes beyond the point before, and what is served, in any order. Then the
+    /// latency of fast memory and what slow memory adds, and the least and greatest wait.
+    ///
+    /// # Panics
+    /// A value is out of bounds.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn of_steps(
+        steps: Vec<(ByteCount, u16)>,
+        (fast_ns, more_ns): (u32, u32),
+        running_ms: u32,
+        (min_permille, max_permille): (u16, u16),
+    ) -> Self {
+        let mut served: Vec<u16> = steps.iter().map(|step| step.1).collect();
+        served.sort_unstable();
+        let mut fast = ByteCount(0);
+        let point = |((step, _), served_permille): ((ByteCount, u16), u16)| {
+            fast.0 += step.0;
+            BenefitPoint {
+                fast,
+                served_permille,
+            }
+        };
+        let points = steps.into_iter().zip(served).map(point).collect();
+        let latency_ns = PerTier {
+            fast: fast_ns,
+            slow: fast_ns + more_ns,
+        };
+        let waits = Waits {
+            min_permille,
+            max_permille,
+        };
+        Self::new(points, latency_ns, running_ms, waits).expect("the steps are within bounds")
+    }
+
     /// Its points, by size.
     pub fn points(&self) -> &[BenefitPoint] {
         &self.points

@@ -10,8 +10,8 @@
 
 mod addr;
 pub mod benefit;
-#[cfg(test)]
-mod chance;
+#[cfg(any(test, feature = "testing"))]
+pub mod chance;
 pub mod damon;
 pub mod engine;
 mod heat;

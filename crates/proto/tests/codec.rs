@@ -1,8 +1,8 @@
 //! Properties of the codec: an encoded message is decoded however the pipe cuts it, and any bytes
 //! are harmless.
 
-use demeter_policy::benefit::{Benefit, BenefitPoint, POINTS_MAX, Waits};
-use demeter_policy::{ByteCount, GuestPhysAddr, NodeId, PerTier};
+use demeter_policy::benefit::{Benefit, POINTS_MAX};
+use demeter_policy::{ByteCount, GuestPhysAddr, NodeId};
 use demeter_proto::{
     BootId, DecodeError, Decoder, Done, ENCODED_BYTES_MAX, EncodeError, GpaRange, Hello, Message,
     NODES_MAX, NodeStats, NodeTotal, Nonce, Outcome, Permille, RANGES_MAX, REASON_BYTES_MAX,
@@ -58,28 +58,11 @@ fn benefit() -> impl Strategy<Value = Benefit> {
         0u16..=1000,
     )
         .prop_map(|(steps, fast, more, running_ms, one, other)| {
-            let mut served: Vec<_> = steps.iter().map(|step| step.1).collect();
-            served.sort();
-            let mut sum = 0;
-            let points = steps
+            let steps = steps
                 .iter()
-                .zip(served)
-                .map(|((step, _), served_permille)| {
-                    sum += step;
-                    BenefitPoint {
-                        fast: ByteCount(sum),
-                        served_permille,
-                    }
-                });
-            let latency_ns = PerTier {
-                fast,
-                slow: fast + more,
-            };
-            let waits = Waits {
-                min_permille: one.min(other),
-                max_permille: one.max(other),
-            };
-            Benefit::new(points.collect(), latency_ns, running_ms, waits).unwrap()
+                .map(|&(step, served)| (ByteCount(step), served));
+            let waits = (one.min(other), one.max(other));
+            Benefit::of_steps(steps.collect(), (fast, more), running_ms, waits)
         })
 }
 

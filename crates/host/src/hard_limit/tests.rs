@@ -253,6 +253,9 @@ fn a_limit_that_cannot_be_written_is_refused() {
     );
 }
 
+/// The test's own name: it starts itself in a child process, and in a VM.
+const TEST: &str = "hard_limit::tests::the_kernel_holds_a_process_to_what_it_owns";
+
 /// Environment variable of a child process that allocates memory on command.
 const TAKES: &str = "DEMETER_TAKES_MEMORY";
 
@@ -274,7 +277,7 @@ impl Limited {
         let cgroup = top.join(format!("demeter-test-{}", std::process::id()));
         fs::create_dir(&cgroup)?;
         let child = Command::new(std::env::current_exe()?)
-            .args(["--exact", "hard_limit::tests::taker", "--nocapture"])
+            .args(["--exact", TEST, "--nocapture"])
             .env(TAKES, "1")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -319,12 +322,8 @@ impl Drop for Limited {
     }
 }
 
-/// Allocates memory if the environment says so. It is a test in name only.
-#[test]
-fn taker() {
-    if std::env::var_os(TAKES).is_none() {
-        return;
-    }
+/// Allocates as many MiB as each line of its input says.
+fn take() {
     let mut taken = vec![];
     for line in io::stdin().lines() {
         let mib: u64 = line.unwrap().parse().unwrap();
@@ -371,11 +370,14 @@ fn hint_if_older(built: &Path, test: &Path) -> String {
 
 #[test]
 fn the_kernel_holds_a_process_to_what_it_owns() {
+    if std::env::var_os(TAKES).is_some() {
+        return take();
+    }
     let mut limited = match Limited::start() {
         Ok(limited) => limited,
         Err(error) if std::env::var_os(IN_VM).is_some() => panic!("{error}"),
         Err(_) => {
-            return passes_in_a_vm("hard_limit::tests::the_kernel_holds_a_process_to_what_it_owns");
+            return passes_in_a_vm(TEST);
         }
     };
     let process = PeerProcess::running(Pid(limited.child.id()), 0).unwrap();

@@ -35,6 +35,9 @@ const TARGET: TierView = TierView {
 /// Limit of the controller's resident memory.
 const RESIDENT_MAX_KIB: u64 = 32 << 10;
 
+/// The test's own name: it starts itself in child processes.
+const TEST: &str = "run::world::nobody_is_hurt_by_vms_that_lie";
+
 /// Environment variables of a child process: its role and its folder.
 const ROLE: &str = "DEMETER_WORLD_ROLE";
 const FOLDER: &str = "DEMETER_WORLD_FOLDER";
@@ -64,7 +67,7 @@ impl Inhabitant {
     fn new(role: &str, folder: &Path) -> Self {
         let program = std::env::current_exe().unwrap();
         let child = Command::new(program)
-            .args(["--exact", "run::world::inhabitant", "--nocapture"])
+            .args(["--exact", TEST, "--nocapture"])
             .env(ROLE, role)
             .env(FOLDER, folder)
             .stdout(Stdio::null())
@@ -123,23 +126,20 @@ impl Drop for Inhabitant {
     }
 }
 
-/// Runs the role that the environment names. It is a test in name only.
-#[test]
-fn inhabitant() {
-    let (Ok(role), Some(folder)) = (std::env::var(ROLE), std::env::var_os(FOLDER)) else {
-        return;
-    };
+/// Plays a role of the test, in a process of its own.
+fn play(role: &str, folder: &Path) {
     // SAFETY: asks for a signal when the parent dies, and nothing else.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
-    let folder = PathBuf::from(folder);
     if role == "host" {
         let config = Config::load(&folder.join("host.toml")).unwrap();
         return super::run(&config, &folder.join("host.toml")).unwrap();
     }
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build();
-    runtime.unwrap().block_on(be_a_vm(&role, &folder));
+    runtime().block_on(be_a_vm(role, folder));
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().build().unwrap()
 }
 
 async fn be_a_vm(role: &str, folder: &Path) {
@@ -372,8 +372,19 @@ async fn there(path: &Path) {
     }
 }
 
-#[tokio::test]
-async fn nobody_is_hurt_by_vms_that_lie() {
+#[test]
+fn nobody_is_hurt_by_vms_that_lie() {
+    match (std::env::var(ROLE), std::env::var_os(FOLDER)) {
+        (Ok(role), Some(folder)) => play(&role, Path::new(&folder)),
+        _ => runtime().block_on(live_among_liars()),
+    }
+}
+
+#[expect(
+    clippy::too_many_lines,
+    reason = "one life of a controller, from start to end"
+)]
+async fn live_among_liars() {
     let folder = tempfile::tempdir().unwrap();
     let start = |name: &&str| {
         let own = folder.path().join(name);

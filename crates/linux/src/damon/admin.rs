@@ -18,6 +18,7 @@ use super::file::{io_error, line, open, read, unavailable, write};
 use super::left::Change;
 use super::owner::{Owner, STATISTIC};
 use crate::lock::LockedFile;
+use crate::open_files;
 
 const ADMIN_DIR: &str = "sys/kernel/mm/damon/admin/kdamonds";
 
@@ -222,7 +223,7 @@ impl Kdamond {
         }
         ownership.free(statistic)?;
         let claim = Arc::new(ownership.add(kdamonds)?);
-        let keeps_files = allow_open_files();
+        let keeps_files = open_files::raise(OPEN_FILES) >= OPEN_FILES;
         let kdamond = |index: usize| Self {
             keeps_files,
             dir: claim.0.dir.join(index.to_string()),
@@ -460,24 +461,4 @@ fn are_left(root: &Path, dir: &Path, kdamonds: &str) -> bool {
 }
 
 /// Limit of open files at which all region files can stay open: two for each region of all kdamonds, and as many again.
-const OPEN_FILES: libc::rlim_t = 32_768;
-
-/// Raises this process's limit of open files for region files. Returns whether it suffices.
-fn allow_open_files() -> bool {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: both calls get a valid structure that outlives them.
-    unsafe {
-        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) != 0 {
-            return false;
-        }
-        if limit.rlim_cur >= OPEN_FILES {
-            return true;
-        }
-        limit.rlim_cur = OPEN_FILES;
-        limit.rlim_max = limit.rlim_max.max(OPEN_FILES);
-        libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) == 0
-    }
-}
+const OPEN_FILES: u64 = 32_768;

@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{ByHeat, Config, Direction, Engine, Gain, Input, NodeFacts, Request, Stage, Strategy};
+use crate::chance::Chance;
 use crate::{
     BLOCK_SIZE, Block, ByLevel, ByteCount, GuestVirtAddr, PerTier, Pid, Sample, Spread, Tuning,
     VirtRange,
@@ -63,14 +64,8 @@ pub struct EpochScript {
 impl Script {
     /// A pseudorandom script from a seed.
     pub fn new(seed: u64) -> Self {
-        let mut state = seed;
-        let mut below = |n: u64| {
-            // Knuth's MMIX generator; the high half of a product is the most random.
-            state = state
-                .wrapping_mul(6364136223846793005)
-                .wrapping_add(1442695040888963407);
-            ((u128::from(state) * u128::from(n)) >> 64) as u64
-        };
+        let mut chance = Chance::new(seed);
+        let mut below = |n: u64| chance.below(n);
         let (fast, slow) = (1 + below(60), 1 + below(120));
         let mut mapped = fast + slow;
         let stuck = (0..below(6)).map(|_| below(mapped)).collect();

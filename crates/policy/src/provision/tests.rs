@@ -126,28 +126,8 @@ fn benefit() -> impl Strategy<Value = Benefit> {
     let points = vec((1u64..400, 0u16..=1000), 1..=POINTS_MAX);
     (points, 1u32..1000, 0u32..1000, 0u32..64_000, 0u16..=1000).prop_map(
         |(steps, fast, more, running_ms, waits)| {
-            let mut mib = 0;
-            let mut served: Vec<_> = steps.iter().map(|step| step.1).collect();
-            served.sort();
-            let points = steps
-                .iter()
-                .zip(served)
-                .map(|((step, _), served_permille)| {
-                    mib += step;
-                    BenefitPoint {
-                        fast: bytes(mib),
-                        served_permille,
-                    }
-                });
-            let latency_ns = PerTier {
-                fast,
-                slow: fast + more,
-            };
-            let waits = Waits {
-                min_permille: 0,
-                max_permille: waits,
-            };
-            Benefit::new(points.collect(), latency_ns, running_ms, waits).unwrap()
+            let steps = steps.iter().map(|&(mib, served)| (bytes(mib), served));
+            Benefit::of_steps(steps.collect(), (fast, more), running_ms, (0, waits))
         },
     )
 }

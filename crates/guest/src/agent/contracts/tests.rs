@@ -4,6 +4,7 @@ use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use demeter_policy::chance::Chance;
 use demeter_policy::{BLOCK_SIZE, GuestVirtAddr, PAGE_SIZE, Sample, Tuning};
 use proptest::prelude::*;
 
@@ -432,11 +433,8 @@ proptest! {
         tell(&m, &|it| it.policy);
         m.thread(OWNER, OWNER.0, "default", "0-1");
         m.start(&[OWNER], |_| ());
-        let mut state = seed;
-        let mut random = |n: u64| {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            (state >> 33) % n
-        };
+        let mut chance = Chance::new(seed);
+        let mut random = |n: u64| chance.below(n);
         let where_it_lies = |m: &Machine, range: (u64, u64)| -> Vec<_> {
             let pages = (range.0..range.1).step_by(PAGE_SIZE as usize);
             let kernel = m.kernel.lock();

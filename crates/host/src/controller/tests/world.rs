@@ -5,22 +5,16 @@
 
 use std::collections::VecDeque;
 
+use demeter_policy::chance::Chance;
+
 use super::*;
 
-/// SplitMix64, so that a run is reproducible by its seed.
-struct Rng(u64);
+/// Random events, reproducible by a seed.
+struct Rng(Chance);
 
 impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
     fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
+        self.0.below(n)
     }
 
     fn one_in(&mut self, n: u64) -> bool {
@@ -99,7 +93,7 @@ struct World {
 
 impl World {
     fn new(seed: u64) -> Self {
-        let mut rng = Rng(seed);
+        let mut rng = Rng(Chance::new(seed));
         let guests: Vec<_> = (0..VMS)
             .map(|i| {
                 let guarantee = PerTier::from_fn(|_| bytes(50 + rng.below(100)));

@@ -4,7 +4,7 @@
 //! controller is a process of its own: its time, memory and descriptors are read from /proc.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -45,18 +45,16 @@ const WAVE_EVERY: Duration = Duration::from_secs(1);
 /// Unit of times in /proc/PID/stat (USER_HZ).
 const TICKS_PER_SECOND: u64 = 100;
 
+/// The test's own name: it starts itself in child processes.
+const TEST: &str = "run::tests::scale::a_thousand_vms_are_managed";
+
 /// Environment variables of a child process: its role and its folder.
 const ROLE: &str = "DEMETER_SCALE_ROLE";
 const FOLDER: &str = "DEMETER_SCALE_FOLDER";
 
-/// Runs the role that the environment names. It is a test in name only.
-#[test]
-fn participant() {
-    let (Ok(role), Some(folder)) = (std::env::var(ROLE), std::env::var_os(FOLDER)) else {
-        return;
-    };
+/// Plays a role of the test, in a process of its own.
+fn play(role: &str, folder: &Path) {
     die_with_parent();
-    let folder = PathBuf::from(folder);
     if role == "host" {
         let config = Config::load(&folder.join("host.toml")).unwrap();
         return crate::run(&config, &folder.join("host.toml")).unwrap();
@@ -91,10 +89,7 @@ fn be_a_vm(folder: &Path) {
             let _ = signal_in.blocking_send(signal);
         }
     });
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build();
-    runtime.unwrap().block_on(async {
+    runtime().block_on(async {
         let vm = FakeVm::sparse(folder, SIZE);
         let ranges = vm.guest_ranges();
         let mut guest = FakeGuest::new(&vm, &ranges);
@@ -122,7 +117,7 @@ struct Participant(Child);
 impl Participant {
     fn start(role: &str, folder: &Path) -> Self {
         let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "run::tests::scale::participant", "--nocapture"])
+            .args(["--ignored", "--exact", TEST, "--nocapture"])
             .env(ROLE, role)
             .env(FOLDER, folder)
             .stdout(Stdio::null())
@@ -258,9 +253,21 @@ async fn pids(folder: &Path) -> Vec<Pid> {
     pids
 }
 
-#[tokio::test]
+#[test]
 #[ignore = "starts 1,000 processes; cargo xtask test-long runs it"]
-async fn a_thousand_vms_are_managed() {
+fn a_thousand_vms_are_managed() {
+    match (std::env::var(ROLE), std::env::var_os(FOLDER)) {
+        (Ok(role), Some(folder)) => play(&role, Path::new(&folder)),
+        _ => runtime().block_on(manage_a_thousand()),
+    }
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().build().unwrap()
+}
+
+async fn manage_a_thousand() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("host.sock");
     fs::write(folder.path().join("host.toml"), config(folder.path())).unwrap();
