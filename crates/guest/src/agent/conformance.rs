@@ -8,6 +8,7 @@ use demeter_policy::engine::conformance::{EpochScript, PID, Rig, Script, WORTH_M
 use demeter_policy::{BLOCK_SIZE, ByLevel, GuestVirtAddr, MIB, NodeId, PAGE_SIZE};
 use proptest::prelude::*;
 
+use super::clock::Times;
 use super::*;
 use crate::pages::simulated::{SharedPages, SimulatedPages};
 use crate::recording::{Reader, RecordedEvent};

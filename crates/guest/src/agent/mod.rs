@@ -7,10 +7,15 @@
 //! The agent is one thread. It wakes once per epoch, and half as often while nothing is to move. When nothing is
 //! accessed, an epoch only checks the tracker's buffers.
 //!
-//! Requests are dispatched here. Moves are in `moving`, the status is in `report`.
+//! Requests are dispatched here. Processes and nodes are followed in `following`, moves are in `moving`, the status is in
+//! `report`.
 
+mod check;
+mod clock;
 mod contracts;
 mod cpu_time;
+mod error;
+mod following;
 mod headroom;
 mod machine;
 mod moving;
@@ -18,31 +23,30 @@ mod process;
 mod report;
 mod sharing;
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+pub use check::{Checked, check, find_tiers};
+use clock::{Clock, nanoseconds};
 use contracts::{ReadingBudget, Rules};
 use cpu_time::CpuTime;
-use demeter_linux::base_page::{OtherBasePages, check_base_pages};
-use demeter_linux::cpu;
-use demeter_policy::engine::{self, ByHeat, Engine, Gain, Input, Misuse, Request};
+use demeter_policy::engine::{self, ByHeat, Engine, Gain, Input, Request};
 use demeter_policy::{ByteCount, GuestVirtAddr, NodeId, Pid, Sample, Tuning};
-use machine::{Change, Machine};
+pub use error::AgentError;
+use machine::Machine;
 use process::Process;
 use sharing::Sharing;
 
-use crate::config::{Config, ConfigError};
+use crate::config::Config;
 use crate::heat::Heat;
 use crate::mover::Mover;
-use crate::nodes::{NodesError, TierOrder, Topology};
 use crate::pages::Pages;
 use crate::prober::Prober;
-use crate::recording::{self, Recorded, RecordedTier, Recorder, RecorderError};
+use crate::recording::{self, Recorded, RecordedTier, Recorder};
 use crate::status::{StatusCell, TierStatus};
-use crate::targets::{Target, TargetFinder, TargetsError};
+use crate::targets::{TargetFinder, TargetsError};
 use crate::tracker::{Tracker, TrackerError};
 
 /// Time between two checks of nodes and CPUs.
@@ -64,48 +68,6 @@ pub enum Control {
     Look,
     /// End, and leave memory where it is.
     Stop,
-}
-
-/// An error that keeps the agent from starting or running.
-#[derive(Debug, thiserror::Error)]
-pub enum AgentError {
-    /// The configuration is invalid.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// The kernel has pages of another size.
-    #[error(transparent)]
-    Pages(#[from] OtherBasePages),
-    /// The machine has no two tiers.
-    #[error(transparent)]
-    Nodes(#[from] NodesError),
-    /// There are no target processes.
-    #[error(transparent)]
-    Targets(#[from] TargetsError),
-    /// No tracker works, or the tracker failed.
-    #[error(transparent)]
-    Tracker(#[from] TrackerError),
-    /// The recording cannot be written.
-    #[error(transparent)]
-    Recorder(#[from] RecorderError),
-    /// Hot-plug changed the number of tiers: the agent must start again.
-    #[error("the machine's tiers have changed since the start")]
-    OtherTiers,
-    /// A bug of ours.
-    #[error("the engine rejects an input: {0}; this is a bug, please report it")]
-    Misuse(#[from] Misuse),
-}
-
-impl AgentError {
-    /// Whether it may pass by itself: another process has the tracker's hardware.
-    pub fn is_temporary(&self) -> bool {
-        matches!(self, Self::Tracker(error) if error.is_temporary())
-    }
-
-    /// Whether another tracker is to take over at once.
-    pub fn has_successor(&self) -> bool {
-        use TrackerError::{Outdone, Silent};
-        matches!(self, Self::Tracker(Outdone { .. } | Silent { .. }))
-    }
 }
 
 /// The agent. See the module's text.
@@ -142,47 +104,6 @@ pub struct Agent {
     error: Option<String>,
 }
 
-/// Time since the agent started. Tests stop it: the machine's speed must not change a decision.
-struct Clock(Box<dyn Fn() -> Times + Send>);
-
-/// A reading of the clock, or the difference of two.
-#[derive(Debug, Clone, Copy, Default)]
-struct Times {
-    elapsed: Duration,
-    /// CPU time of the agent's thread: a program that preempts it costs nothing.
-    cpu: Duration,
-}
-
-impl Clock {
-    fn live() -> Self {
-        let born = Instant::now();
-        Self(Box::new(move || Times {
-            elapsed: born.elapsed(),
-            cpu: cpu::of_this_thread(),
-        }))
-    }
-
-    fn now(&self) -> Duration {
-        self.start().elapsed
-    }
-
-    fn start(&self) -> Times {
-        (self.0)()
-    }
-
-    fn since(&self, began: Times) -> Times {
-        let now = self.start();
-        Times {
-            elapsed: now.elapsed.saturating_sub(began.elapsed),
-            cpu: now.cpu.saturating_sub(began.cpu),
-        }
-    }
-}
-
-fn nanoseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
-
 /// Why the agent's loop ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
@@ -192,46 +113,6 @@ pub enum Ended {
     NothingLeft,
     /// The machine has more tiers or fewer than at the start.
     OtherTiers,
-}
-
-/// Checks the configuration, the kernel, the targets and the tiers before anything is set up, in this order.
-pub fn check(
-    root: &Path,
-    config: &Config,
-    measure: impl FnOnce(&Topology) -> BTreeMap<NodeId, u32>,
-) -> Result<Checked, AgentError> {
-    config.check()?;
-    check_base_pages(root)?;
-    let finder = TargetFinder::new(root, config.targets()?);
-    finder.check()?;
-    let (order, measured_ns) = find_tiers(root, config, measure)?;
-    Ok(Checked {
-        finder,
-        order,
-        measured_ns,
-    })
-}
-
-/// Finds the tiers of a machine; `measure` returns each node's latency in nanoseconds.
-pub fn find_tiers(
-    root: &Path,
-    config: &Config,
-    measure: impl FnOnce(&Topology) -> BTreeMap<NodeId, u32>,
-) -> Result<(TierOrder, BTreeMap<NodeId, u32>), NodesError> {
-    let mut topology = Topology::read(root)?;
-    let measured_ns = measure(&topology);
-    topology.set_measured(&measured_ns);
-    Ok((config.order(&topology)?, measured_ns))
-}
-
-/// The findings of [`check`].
-pub struct Checked {
-    /// Finds the processes to manage.
-    pub finder: TargetFinder,
-    /// The tiers.
-    pub order: TierOrder,
-    /// Measured latency of a load from each node, nanoseconds.
-    pub measured_ns: BTreeMap<NodeId, u32>,
 }
 
 /// The agent's interfaces to the machine.
@@ -391,35 +272,6 @@ impl Agent {
         self.act()
     }
 
-    /// Checks which nodes and CPUs came or went.
-    fn follow_nodes(&mut self) -> Result<(), AgentError> {
-        self.followed = Instant::now();
-        match self.machine.follow(&self.config) {
-            Ok(Change::None) => return Ok(()),
-            Ok(Change::Amounts) => {}
-            Ok(Change::Nodes) => {
-                tracing::info!("the nodes by tier are {} now", self.machine.tiers());
-                let tiers = self.machine.tiers();
-                self.prober = Prober::new(tiers.clone());
-                self.mover = Mover::new(tiers.clone(), false);
-                self.rules.managed = tiers.nodes().collect();
-            }
-            Ok(Change::Tiers) => return Err(AgentError::OtherTiers),
-            // The remaining nodes make no tiers: the former tiers stay, and a removed node has no free memory.
-            Err(error) => {
-                self.error = Some(error.to_string());
-                return Ok(());
-            }
-        }
-        let (tiers, nodes_left_alone) = self.machine.describe();
-        self.status.update(|s| {
-            s.tiers = tiers;
-            s.nodes_left_alone = nodes_left_alone;
-        });
-        let (sizes, cpus) = (self.machine.sizes(), self.machine.cpus());
-        Ok(self.engine.push(Input::Machine { sizes, cpus })?)
-    }
-
     /// Carries the engine's requests out, until it sleeps.
     fn act(&mut self) -> Result<u32, AgentError> {
         loop {
@@ -452,112 +304,6 @@ impl Agent {
                 Request::Reclaim => self.engine.push(Input::Reclaimed)?,
             }
         }
-    }
-
-    /// Lists processes and reads their mappings.
-    fn refresh(&mut self) -> Result<(), AgentError> {
-        let targets = match self.finder.find() {
-            // Without a new list the engine keeps the old one.
-            Err(error @ TargetsError::Read { .. }) => {
-                self.error = Some(error.to_string());
-                return Ok(self.engine.push(Input::Refreshed)?);
-            }
-            found => found?,
-        };
-        let same = |p: &Process, t: &Target| p.target.start_ticks == t.start_ticks;
-        let is_target = |pid: Pid, p: &Process| targets.iter().any(|t| t.pid == pid && same(p, t));
-        let has_gone = |(&pid, p): (&Pid, &Process)| (!is_target(pid, p)).then_some(pid);
-        let gone: Vec<Pid> = self.processes.iter().filter_map(has_gone).collect();
-        for &pid in &gone {
-            self.processes.remove(&pid);
-            self.mover.forget(pid);
-            self.engine.push(Input::Ended(pid))?;
-        }
-        let mut changed = !gone.is_empty();
-        for target in targets {
-            let pid = target.pid;
-            if let Entry::Vacant(vacant) = self.processes.entry(pid) {
-                tracing::info!("looking after {pid} ({})", target.comm);
-                vacant.insert(Process::new(target));
-                self.engine.push(Input::Started(pid))?;
-                changed = true;
-            }
-        }
-        self.share()?;
-        for (&pid, process) in &mut self.processes {
-            if self.machine.has_choice() {
-                process.look_where_it_runs(&self.root, |cpu| self.machine.node_of_cpu(cpu));
-                let socket = process.near().map_or(0, |node| node.0);
-                if process.socket != socket {
-                    self.engine.push(Input::Near { pid, socket })?;
-                    process.socket = socket;
-                }
-            }
-        }
-        self.budget.begin(self.clock.now());
-        let pids: Vec<Pid> = self.processes.keys().copied().collect();
-        for pid in pids {
-            self.read_space(pid);
-        }
-        self.divide()?;
-        if changed {
-            let pids: Vec<Pid> = self.processes.keys().copied().collect();
-            self.tracker.set_targets(&pids)?;
-        }
-        Ok(self.engine.push(Input::Refreshed)?)
-    }
-
-    /// Reads a process's mappings, and which of them are left alone.
-    fn read_space(&mut self, pid: Pid) {
-        let Some(process) = self.processes.get_mut(&pid) else {
-            return;
-        };
-        let reasons = |process: &Process| Vec::from_iter(process.left_alone.keys().copied());
-        let before = reasons(process);
-        let read = process.read_space(&self.root, &self.rules, &mut self.budget, &self.clock);
-        if let Err(error) = read {
-            self.error = Some(error.to_string());
-        }
-        for (hold, bytes) in &process.left_alone {
-            if !before.contains(hold) && !hold.is_passing() {
-                let (name, why) = (process.name(), hold.why());
-                tracing::info!("leaving alone {bytes} of {name} {why}");
-            }
-        }
-    }
-
-    /// Gives the engine each process's movable memory.
-    fn divide(&mut self) -> Result<(), Misuse> {
-        let mapped = self.processes.iter().map(|(&pid, p)| (pid, p.mapped()));
-        let spaces = self.sharing.divide(&mapped.collect());
-        for (pid, vmas) in &spaces {
-            self.engine.push(Input::Space { pid: *pid, vmas })?;
-        }
-        Ok(())
-    }
-
-    /// Gives the engine each process's share of fast memory.
-    fn share(&mut self) -> Result<(), AgentError> {
-        let mut shares = BTreeMap::new();
-        // The first matching cgroup takes precedence, so it is inserted last.
-        for (path, share) in self.config.shares().into_iter().rev() {
-            match self.finder.in_cgroup(path) {
-                Ok(pids) => shares.extend(pids.into_iter().map(|pid| (Pid(pid), share))),
-                Err(error) => {
-                    // Shares stay as they are.
-                    self.error = Some(error.to_string());
-                    return Ok(());
-                }
-            }
-        }
-        for (&pid, process) in &mut self.processes {
-            let share = shares.get(&pid).copied();
-            if process.share != share {
-                self.engine.push(Input::Share { pid, share })?;
-                process.share = share;
-            }
-        }
-        Ok(())
     }
 
     /// Passes the tracker's samples to the engine.
@@ -609,15 +355,6 @@ impl Agent {
             rejected: drained.rejected,
             is_repeat: drained.is_repeat,
         })?)
-    }
-
-    /// Notes that a process ended before a refresh saw it.
-    fn end(&mut self, pid: Pid) -> Result<(), AgentError> {
-        self.processes.remove(&pid);
-        self.mover.forget(pid);
-        self.engine.push(Input::Ended(pid))?;
-        let pids: Vec<Pid> = self.processes.keys().copied().collect();
-        Ok(self.tracker.set_targets(&pids)?)
     }
 }
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 use demeter_policy::engine::conformance::WORTH_MUCH;
 use demeter_policy::{BLOCK_SIZE, GuestVirtAddr, MIB, NodeId, Tuning};
 
+use super::clock::Times;
 use super::conformance::{maps_of, measured_ns, node, process_of};
 use super::*;
 use crate::nodes::NodeMemory;

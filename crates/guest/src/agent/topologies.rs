@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use demeter_policy::engine::conformance::WORTH_MUCH;
 use demeter_policy::{BLOCK_SIZE, Block};
 
+use super::clock::Times;
 use super::conformance::{maps_of, process_of};
 use super::*;
 use crate::pages::simulated::{SharedPages, SimulatedPages};

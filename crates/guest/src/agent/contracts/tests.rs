@@ -8,9 +8,10 @@ use demeter_policy::chance::Chance;
 use demeter_policy::{BLOCK_SIZE, GuestVirtAddr, PAGE_SIZE, Sample, Tuning};
 use proptest::prelude::*;
 
+use super::super::clock::Times;
 use super::super::conformance::{maps_of, node, process_of};
 use super::super::tests::{FAST, SLOW, Script, agent_on};
-use super::super::{Agent, Clock, Times};
+use super::super::{Agent, Clock};
 use super::*;
 use crate::config::Config;
 use crate::pages::simulated::{SharedPages, SimulatedPages};
