@@ -1,5 +1,6 @@
 //! VMs that a person adds, changes and removes while the controller runs.
 
+use super::domains::daemon;
 use super::*;
 
 /// The JSON of a VM's section.

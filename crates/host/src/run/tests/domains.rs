@@ -1,0 +1,160 @@
+//! VMs of libvirt and of Cloud Hypervisor.
+
+use super::*;
+
+/// The section of a libvirt daemon.
+pub(super) fn daemon(vm: &FakeVm, runs: bool) -> String {
+    let socket = vm.libvirt(runs).socket.unwrap();
+    format!("libvirt = {{ socket = {socket:?} }}\n")
+}
+
+#[tokio::test]
+async fn a_domain_is_sized_and_a_daemon_that_is_started_anew_loses_nothing() {
+    let vm = FakeVm::new(SIZE);
+    let _guest = guest(&vm);
+    let section = section("db", &vm, "");
+    let (_, sizes) = section.split_once("oom_mib").unwrap();
+    let section = format!("[vm.db]\nlibvirt = \"db\"\noom_mib{sizes}");
+    let host = Host::start(folder(), &(daemon(&vm, true) + &section)).await;
+    host.until_owns("db", 32, 96).await;
+    assert_eq!(backed(&vm, Tier::Fast), 32 * MIB);
+
+    vm.libvirt(true);
+    let answer = host.ask("PUT /v1/vms/db/tiers", "{\"fast_mib\": 16}").await;
+    assert!(answer.starts_with("204"), "{answer}");
+    host.until_owns("db", 16, 96).await;
+    assert_eq!(backed(&vm, Tier::Fast), 16 * MIB);
+}
+
+#[tokio::test]
+#[cfg_attr(
+    not(target_arch = "x86_64"),
+    ignore = "where Cloud Hypervisor puts memory is known for x86-64 only"
+)]
+async fn a_vm_of_cloud_hypervisor_is_sized_and_after_a_reset_again() {
+    let vm = FakeVm::new(SIZE);
+    let socket = vm.cloud_hypervisor();
+    let guest = guest(&vm);
+    let section = section("db", &vm, "");
+    let (_, sizes) = section.split_once("oom_mib").unwrap();
+    let section = format!("[vm.db]\ncloud_hypervisor = {socket:?}\noom_mib{sizes}");
+    let root = vm.folder().to_owned();
+    let host = Host::start_below(root, folder(), &section).await;
+    let db = host.until_owns("db", 32, 96).await;
+    assert_eq!(db.returned_bytes, 64 * MIB);
+    assert_eq!(backed(&vm, Tier::Fast), 32 * MIB);
+    assert_eq!(backed(&vm, Tier::Slow), 96 * MIB);
+    let answer = host.ask("PUT /v1/vms/db/tiers", "{\"fast_mib\": 48}").await;
+    assert!(answer.starts_with("204"), "{answer}");
+    host.until_owns("db", 48, 96).await;
+
+    // All its memory is new and full, and its driver holds nothing.
+    guest.forget();
+    let before = vm.file(Tier::Fast).metadata().unwrap().ino();
+    vm.tell(Told::Event(Event::Reset));
+    soon(async {
+        while vm.file(Tier::Fast).metadata().unwrap().ino() == before {
+            sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+    guest.reboot();
+    soon(async {
+        while (backed(&vm, Tier::Fast), backed(&vm, Tier::Slow)) != (48 * MIB, 96 * MIB) {
+            sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+    host.until_owns("db", 48, 96).await;
+}
+
+#[tokio::test]
+async fn domains_are_found_and_forgotten() {
+    let vm = FakeVm::new(SIZE);
+    let folder = folder();
+    let config = format!("discover = \"libvirt\"\n{}", daemon(&vm, true));
+    let there = async |host: &Host, count| {
+        while host.view().await.vms.len() != count {
+            sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let host = Host::start(folder.clone(), &config).await;
+    soon(there(&host, 1)).await;
+    let db = host
+        .until("db", "described", |vm| vm.problem.is_some())
+        .await;
+    let has = TierView {
+        fast_bytes: 64 * MIB,
+        slow_bytes: 128 * MIB,
+    };
+    assert_eq!(
+        (db.desired, db.committed),
+        (has, has),
+        "it begins with what it has"
+    );
+    drop(host);
+
+    // Committed memory counts from the start, and only while the VM runs.
+    let host = Host::start(folder, &config).await;
+    assert_eq!(host.view().await.committed, has);
+    vm.libvirt(false);
+    soon(there(&host, 0)).await;
+    assert_eq!(host.view().await.committed, TierView::default());
+}
+
+#[tokio::test]
+async fn a_domain_that_its_section_calls_otherwise_is_managed_once() {
+    let vm = FakeVm::new(SIZE);
+    let _guest = guest(&vm);
+    let section = section("database", &vm, "");
+    let (_, sizes) = section.split_once("oom_mib").unwrap();
+    let section = format!("[vm.database]\nlibvirt = \"db\"\noom_mib{sizes}");
+    let text = format!("discover = \"libvirt\"\n{}{section}", daemon(&vm, true));
+    let host = Host::start(folder(), &text).await;
+    host.until_owns("database", 32, 96).await;
+    // libvirt has listed its domains by then, or does so within this time.
+    sleep(Duration::from_millis(300)).await;
+    let names: Vec<_> = host
+        .view()
+        .await
+        .vms
+        .into_iter()
+        .map(|vm| vm.name)
+        .collect();
+    assert_eq!(names, ["database"]);
+}
+
+#[tokio::test]
+async fn a_domain_that_found_no_room_is_told_and_taken_on_once_there_is() {
+    let (vm, other) = (FakeVm::new(SIZE), FakeVm::new(SIZE));
+    let _guest = guest(&other);
+    let section = section("other", &other, "");
+    let text = format!("discover = \"libvirt\"\n{}{section}", daemon(&vm, true));
+    // The VM has 64 MiB, and 48 are left.
+    let host = Host::start_with(80, "/".into(), folder(), &text).await;
+    host.until_owns("other", 32, 96).await;
+    let told = async {
+        while host.view().await.left_alone.is_empty() {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    soon(told).await;
+    let view = host.view().await;
+    assert_eq!(
+        (view.left_alone[0].name.as_str(), view.vms.len()),
+        ("db", 1)
+    );
+    assert_eq!(view.left_alone[0].memory_bytes, 192 * MIB);
+    assert!(view.left_alone[0].why.contains("48 MiB"), "{view:?}");
+    let answer = host
+        .ask("PUT /v1/vms/other/tiers", "{\"fast_mib\": 16}")
+        .await;
+    assert!(answer.starts_with("204"), "{answer}");
+    let taken_on = async {
+        while host.view().await.vms.len() != 2 {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    soon(taken_on).await;
+    assert_eq!(host.view().await.left_alone, []);
+}
