@@ -1,26 +1,30 @@
 //! The deciding task: the controller, the policy and the state file.
 
 mod audit;
+mod domains;
 mod evacuation;
 mod reload;
+mod requests;
 mod settings;
 mod shown;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use demeter_http::Peer;
-use demeter_policy::provision::{self, Policy, ProvisionerKind};
-use demeter_policy::{ByteCount, MIB, PerTier, Tier, TierBytes};
+use demeter_policy::provision::{self, Policy};
+use demeter_policy::{ByteCount, MIB, Tier, TierBytes};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
+use domains::found_before;
+
 use super::known::{Known, limits};
 use super::{QUEUE_MAX, RunError, Tasks};
-use crate::api::{Change, ChangeError};
+use crate::api::Change;
 use crate::config::{Config, Pool, Settings, VmConfig};
 use crate::controller::{Millis, Observation, Pools, State, VmCommand, VmStatus};
 use crate::hypervisor::libvirt::{Domains, LeftDomain};
@@ -296,212 +300,6 @@ impl Deciding {
         }
     }
 
-    /// Adds newly discovered VMs and removes discovered ones that no longer run.
-    fn take_on(&mut self, domains: Domains) {
-        let away: BTreeSet<_> = self
-            .controller
-            .vms()
-            .into_iter()
-            .filter(|(_, vm)| vm.state == State::Away)
-            .map(|(name, _)| name.clone())
-            .collect();
-        let ended = |name: &&VmName| !domains.managed.contains_key(*name) && away.contains(*name);
-        let ended: Vec<_> = self.found.keys().filter(ended).cloned().collect();
-        for name in ended {
-            self.forget(&name);
-            let what = "no longer runs; removed".into();
-            self.log.push(unix_ms(), Some(name.to_string()), what);
-        }
-        let sections = self.config.vms.values();
-        let named: BTreeSet<_> = sections.filter_map(|vm| vm.libvirt.clone()).collect();
-        let mut left = domains.left;
-        for (name, vm) in domains.managed {
-            if self.commands.contains_key(&name) {
-                continue;
-            }
-            if named.contains(name.as_str()) {
-                // The VM has a section of its own, perhaps under another name.
-                continue;
-            }
-            let memory = vm.sizes();
-            let vm = self.config.defaults.apply(vm);
-            let taken_on = match self.settings.apply_to_found(&name, &vm) {
-                Some(used) => self.take_on_one(&name, &used),
-                None => Err(settings::removed(&name)),
-            };
-            if taken_on.is_ok() {
-                self.found.insert(name.clone(), vm);
-            }
-            if let Err(why) = taken_on {
-                let before = self.left.get(name.as_str());
-                let is_new = before.is_none_or(|before| before.why != why);
-                if is_new {
-                    tracing::warn!("VM {name}: discovered, but not managed: {why}");
-                    let what =
-                        format!("discovered, but not managed: {why}; the controller retries");
-                    self.log.push(unix_ms(), Some(name.to_string()), what);
-                }
-                let memory = ByteCount(memory.fast.0.saturating_add(memory.slow.0));
-                left.insert(name.to_string(), LeftDomain { why, memory });
-            }
-        }
-        for (name, domain) in &left {
-            if self
-                .left
-                .get(name)
-                .is_none_or(|before| before.why != domain.why)
-            {
-                tracing::info!("domain {name:?} is left alone: {}", domain.why);
-            }
-        }
-        self.stale |= self.left != left;
-        self.left = left;
-    }
-
-    /// Adds one discovered VM. The error is the reason why it cannot be added yet.
-    fn take_on_one(&mut self, name: &VmName, vm: &VmConfig) -> Result<(), String> {
-        let pool = self.config.pool_of(vm).cloned().unwrap_or_default();
-        let room = self.left_by_others(&pool, name, |vm| vm.desired);
-        let sizes = vm.sizes();
-        // State that an earlier controller stored.
-        let kept = self.controller.accounts().get(name).copied();
-        let fits = Tier::ALL
-            .into_iter()
-            .all(|tier| sizes.get(tier) <= room.get(tier));
-        let first = match self.policy {
-            Policy::Static if !fits && kept.is_none() => {
-                return Err(format!(
-                    "it has {} fast and {} slow, but only {} and {} of the pool are free; lower \
-                     another VM, or choose a policy that divides memory",
-                    sizes.fast, sizes.slow, room.fast, room.slow
-                ));
-            }
-            Policy::Static => sizes,
-            // The policy decides before the first order.
-            _ => {
-                let guarantees = vm.guarantees();
-                TierBytes::from_fn(|tier| {
-                    (*sizes.get(tier))
-                        .min(*room.get(tier))
-                        .max(*guarantees.get(tier))
-                })
-            }
-        };
-        let mark = self.controller.marks().remove(name);
-        self.controller.remove(name);
-        let added = self.controller.add(&pool, name, limits(vm), kept, first);
-        if let (Some(reason), Some(pool)) = (mark, self.controller.of_mut(name)) {
-            pool.mark(name, reason);
-        }
-        added.map_err(|refusal| {
-            self.known.remove(name);
-            self.found.remove(name);
-            refusal.to_string()
-        })?;
-        self.commands
-            .insert(name.clone(), self.tasks.start(name, vm));
-        self.known.insert(name.clone(), Known::new(vm));
-        self.stale = true;
-        Ok(())
-    }
-
-    /// Applies a change, saves it and answers.
-    async fn make(&mut self, Peer(by): &Peer, change: Change) {
-        let (answer, refusal) = match change {
-            Change::Reload { answer } => {
-                let reloaded = self.reload(by).await;
-                self.advance().await;
-                self.publish();
-                // The client may have stopped waiting.
-                let _ = answer.send(reloaded);
-                return;
-            }
-            Change::SetTiers { vm, tiers, answer } => {
-                let refusal = self.set_tiers(&vm, tiers).err();
-                self.audit(by);
-                (answer, refusal)
-            }
-            Change::Forgive { vm, answer } => {
-                let refusal = self.forgive(&vm).err();
-                self.audit(by);
-                (answer, refusal)
-            }
-            Change::Evacuate { answer } => {
-                let refusal = self.evacuate(by).err();
-                self.audit(by);
-                if refusal.is_none() {
-                    self.save().await;
-                }
-                (answer, refusal)
-            }
-            Change::Setting {
-                vm,
-                asked,
-                may_run,
-                answer,
-            } => {
-                let refusal = self.set(&vm, asked, may_run, by).err();
-                if refusal.is_none() {
-                    self.save().await;
-                }
-                (answer, refusal)
-            }
-            Change::SetPolicy { policy, answer } => {
-                self.end_evacuation();
-                self.policy_chosen = policy.is_some();
-                let policy = policy.unwrap_or(self.file.policy);
-                self.policy = policy;
-                self.note(None, format!("policy is now {policy}"), by);
-                self.audit(by);
-                self.save().await;
-                self.ask_policy();
-                (answer, None)
-            }
-        };
-        self.advance().await;
-        self.publish();
-        let unsaved = || self.unsaved.clone().map(ChangeError::State);
-        // The client may have stopped waiting.
-        let _ = answer.send(refusal.or_else(unsaved).map_or(Ok(()), Err));
-    }
-
-    fn set_tiers(
-        &mut self,
-        name: &VmName,
-        tiers: PerTier<Option<ByteCount>>,
-    ) -> Result<(), ChangeError> {
-        let vm = self.controller.vm(name);
-        let vm = vm.ok_or_else(|| ChangeError::NoVm(name.clone()))?;
-        if self.evacuates {
-            return Err(ChangeError::Conflict(self.evacuating()));
-        }
-        if self.policy != Policy::Static {
-            return Err(ChangeError::Conflict(format!(
-                "policy {} decides about sizes; choose policy static first",
-                self.policy
-            )));
-        }
-        let wish = TierBytes::from_fn(|tier| tiers.get(tier).unwrap_or(*vm.desired.get(tier)));
-        let now = self.now();
-        let pool = self.controller.of_mut(name);
-        let pool = pool.ok_or_else(|| ChangeError::NoVm(name.clone()))?;
-        pool.desire(now, &[(name.clone(), wish)])
-            .map_err(|refusal| ChangeError::Conflict(refusal.to_string()))
-    }
-
-    fn forgive(&mut self, name: &VmName) -> Result<(), ChangeError> {
-        let now = self.now();
-        match self
-            .controller
-            .of_mut(name)
-            .map(|pool| pool.forgive(now, name))
-        {
-            Some(Ok(true)) => Ok(()),
-            Some(Ok(false)) => Err(ChangeError::Conflict(format!("VM {name} is not marked"))),
-            Some(Err(_)) | None => Err(ChangeError::NoVm(name.clone())),
-        }
-    }
-
     /// Sets the sizes that the policy wants.
     fn ask_policy(&mut self) {
         if self.policy == Policy::Static {
@@ -623,28 +421,6 @@ fn claim(vm: &VmStatus, known: &Known) -> provision::Claim {
         pinned,
         service: None,
     }
-}
-
-/// Accounts of domains that libvirt named before a restart: the VM as it was found, and with the settings of a person. They
-/// count until libvirt reports that they are not running. Their tasks start when they are discovered.
-fn found_before(config: &Config, ledger: &Ledger) -> Vec<(VmName, VmConfig, VmConfig)> {
-    let mut found = vec![];
-    for (name, account) in &ledger.accounts {
-        if config.vms.contains_key(name) {
-            continue;
-        }
-        if config.discover.is_none() {
-            tracing::warn!(
-                "VM {name} is no longer in the configuration; its memory no longer counts"
-            );
-            continue;
-        }
-        let vm = VmConfig::of_domain(name, ProvisionerKind::DemeterBalloon, account.desired);
-        if let Some(used) = ledger.settings.apply_to_found(name, &vm) {
-            found.push((name.clone(), vm, used));
-        }
-    }
-    found
 }
 
 /// Milliseconds since 1970, for people.
