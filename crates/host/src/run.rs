@@ -5,7 +5,7 @@
 //! and asks the VMs for the rest.
 
 mod deciding;
-mod known;
+mod facts;
 mod places;
 
 use std::convert::Infallible;

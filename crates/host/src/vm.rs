@@ -141,7 +141,7 @@ impl VmTask {
             let connection = self.connect().await?;
             return self.live(connection).await;
         };
-        let (owner, limits) = (self.config.owner_uid, cloud_hypervisor::Limits::default());
+        let (owner, limits) = (self.config.owner_uid, cloud_hypervisor::Timeouts::default());
         let root = &self.files.root;
         let connected = CloudHypervisor::connect(socket, &self.outside, owner, root, limits).await;
         self.live(connected.map_err(HypervisorError::from)?).await
@@ -202,7 +202,7 @@ impl VmTask {
                 Ok(connected.await?)
             }
             (None, Some(socket)) => {
-                let limits = qemu::Limits::default();
+                let limits = qemu::Timeouts::default();
                 Ok(Qemu::connect(socket, &self.outside, config.owner_uid, limits).await?)
             }
             (None, None) => Err(HypervisorError::Failed("it has no socket".into())),

@@ -22,7 +22,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use domains::found_before;
 
-use super::known::{Known, limits};
+use super::facts::{VmFacts, limits};
 use super::{QUEUE_MAX, RunError, Tasks};
 use crate::api::Change;
 use crate::config::{Config, Pool, Settings, VmConfig};
@@ -76,7 +76,7 @@ pub(super) struct Deciding {
     /// Settings made over the API, and those that cannot be used with the file, with the reason.
     settings: Settings,
     unused: BTreeMap<VmName, String>,
-    known: BTreeMap<VmName, Known>,
+    facts: BTreeMap<VmName, VmFacts>,
     log: EventLog,
     view: watch::Sender<Arc<HostView>>,
     config_out: watch::Sender<Arc<Config>>,
@@ -129,7 +129,7 @@ impl Deciding {
         for (_, pool) in controller.iter_mut() {
             pool.fit(Millis(0), |name| vms[name].sizes());
         }
-        let known = |(name, vm): (&VmName, &VmConfig)| (name.clone(), Known::new(vm));
+        let known = |(name, vm): (&VmName, &VmConfig)| (name.clone(), VmFacts::new(vm));
         config_out.send_replace(Arc::new(config.clone()));
         let mut deciding = Self {
             controller,
@@ -152,7 +152,7 @@ impl Deciding {
             source: source.into(),
             settings: ledger.settings,
             unused,
-            known: vms.iter().map(known).collect(),
+            facts: vms.iter().map(known).collect(),
             log,
             view,
             config_out,
@@ -239,13 +239,13 @@ impl Deciding {
     }
 
     fn take_in(&mut self, name: &VmName, news: News) {
-        let Some(known) = self.known.get_mut(name) else {
+        let Some(known) = self.facts.get_mut(name) else {
             return;
         };
         self.stale |= !matches!(news, News::Usage(_) | News::Reports(_) | News::Places(_));
         match news {
             News::Observation(observation) => {
-                known.heard(&observation);
+                known.observe(&observation);
                 self.observe(name, observation);
             }
             News::Returned(bytes) => known.returned.0 += bytes.0,
@@ -290,7 +290,7 @@ impl Deciding {
     /// Takes in the reports of guests since the last call.
     fn read_reports(&mut self) {
         let mut changed = vec![];
-        for (name, known) in &mut self.known {
+        for (name, known) in &mut self.facts {
             if known.read_report() {
                 changed.push(name.clone());
             }
@@ -311,7 +311,7 @@ impl Deciding {
             let vms: Vec<_> = controller.vms().collect();
             let claims: Vec<_> = vms
                 .iter()
-                .map(|(name, vm)| claim(vm, &self.known[*name]))
+                .map(|(name, vm)| claim(vm, &self.facts[*name]))
                 .collect();
             let wishes: Vec<_> = match provision::allocate(policy, sizes, &claims, STEP_MIN) {
                 Ok(grants) => vms
@@ -404,7 +404,7 @@ fn of_pool(pool: &PoolName) -> String {
 }
 
 /// A VM's claim, as the policy sees it.
-fn claim(vm: &VmStatus, known: &Known) -> provision::Claim {
+fn claim(vm: &VmStatus, known: &VmFacts) -> provision::Claim {
     let pinned = vm.state != State::Here;
     provision::Claim {
         share: known.share,

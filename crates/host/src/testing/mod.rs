@@ -25,7 +25,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use crate::agent::tests::own_process;
 use crate::hypervisor::cloud_hypervisor::{self as ch, CloudHypervisor};
 use crate::hypervisor::libvirt::{Libvirt, connect};
-use crate::hypervisor::qemu::{Limits, Qemu};
+use crate::hypervisor::qemu::{Qemu, Timeouts};
 use crate::hypervisor::{Connection, Event, Events, Mapping};
 use crate::outside::Outside;
 use vm::Simulated;
@@ -102,9 +102,9 @@ impl FakeVm {
 
     /// Connects to it by QMP.
     pub async fn connect(&self) -> Connection<Qemu> {
-        let limits = Limits {
+        let limits = Timeouts {
             command: Duration::from_secs(1),
-            ..Limits::default()
+            ..Timeouts::default()
         };
         let path = self.folder.join("qmp");
         Qemu::connect(&path, &Outside::default(), None, limits)
@@ -158,7 +158,7 @@ impl FakeVm {
     /// follows the fast memory without a hole, because all of it lies below 3 GiB.
     pub async fn connect_cloud_hypervisor(&self) -> Connection<CloudHypervisor> {
         let socket = self.cloud_hypervisor();
-        let limits = ch::Limits {
+        let limits = ch::Timeouts {
             answer: Duration::from_secs(1),
             look_every: Duration::from_millis(10),
         };

@@ -184,14 +184,14 @@ fn measure(
 ) -> Result<(), Fault> {
     let rival = rivals::start(bed, &job.settings)?;
     let mut workload = Workload::new(bed, job)?;
-    let outcome = course(bed, &mut workload, rival, say);
+    let outcome = populate_and_measure(bed, &mut workload, rival, say);
     for log in workload.logs(&outcome) {
         say(VmMessage::Program(log))?;
     }
     outcome
 }
 
-fn course(
+fn populate_and_measure(
     bed: &Testbed<'_>,
     workload: &mut Workload<'_>,
     rival: Box<dyn Rival>,

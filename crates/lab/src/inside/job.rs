@@ -68,7 +68,7 @@ pub fn run(link: &mut HostLink, job: &Job) -> Result<(), Fault> {
     }
     let rival = rivals::start(&bed, &job.settings)?;
     let mut workload = Workload::new(&bed, job)?;
-    let outcome = course(link, &bed, job, &mut workload, relay, rival);
+    let outcome = populate_and_measure(link, &bed, job, &mut workload, relay, rival);
     for log in workload.logs(&outcome) {
         link.send(&VmMessage::Program(log))?;
     }
@@ -76,7 +76,7 @@ pub fn run(link: &mut HostLink, job: &Job) -> Result<(), Fault> {
 }
 
 /// Runs the job from the population of memory on.
-fn course(
+fn populate_and_measure(
     link: &mut HostLink,
     bed: &Testbed<'_>,
     job: &Job,

@@ -105,7 +105,7 @@ pub fn measure(
     };
     looks.push((asked.elapsed().as_secs_f64(), backed()?));
     let sum = |tiers: Option<TierView>| tiers.map_or(0, TierView::sum);
-    let (returned_bytes, took_s) = course(&looks);
+    let (returned_bytes, took_s) = returned(&looks);
     Ok(Sizing {
         inflated_bytes: sum(owned_before).saturating_sub(sum(owned_after)),
         returned_bytes,
@@ -114,7 +114,7 @@ pub fn measure(
 }
 
 /// Returned bytes, and the time at which nearly all had returned, from samples of backed bytes.
-fn course(looks: &[(f64, u64)]) -> (u64, f64) {
+fn returned(looks: &[(f64, u64)]) -> (u64, f64) {
     let (Some(&(_, first)), Some(&(_, last))) = (looks.first(), looks.last()) else {
         return (0, 0.0);
     };
@@ -173,9 +173,9 @@ mod tests {
     #[test]
     fn the_clock_stops_when_nearly_all_is_back() {
         let looks = [(0.0, 1000), (0.5, 600), (1.0, 102), (1.5, 101), (20.0, 100)];
-        assert_eq!(course(&looks), (900, 1.0));
-        assert_eq!(course(&[(0.0, 100), (9.0, 100)]), (0, 0.0));
-        assert_eq!(course(&[]), (0, 0.0));
+        assert_eq!(returned(&looks), (900, 1.0));
+        assert_eq!(returned(&[(0.0, 100), (9.0, 100)]), (0, 0.0));
+        assert_eq!(returned(&[]), (0, 0.0));
     }
 
     proptest! {
@@ -183,7 +183,7 @@ mod tests {
         #[test]
         fn times_lie_within_the_looks(backed in proptest::collection::vec(0u64..1 << 40, 1..50)) {
             let looks: Vec<_> = backed.iter().enumerate().map(|(t, b)| (t as f64, *b)).collect();
-            let (returned, took_s) = course(&looks);
+            let (returned, took_s) = returned(&looks);
             prop_assert_eq!(returned, backed[0].saturating_sub(*backed.last().unwrap()));
             prop_assert!((0.0..backed.len() as f64).contains(&took_s));
         }

@@ -7,7 +7,7 @@ use std::process::Command;
 use super::tool;
 use crate::error::Error;
 
-const MEND: &str = "a library of the program is damaged: install it again";
+const HINT: &str = "a library of the program is damaged: install it again";
 
 /// Program header type of the loader's path (elf(5)).
 const PT_INTERP: u32 = 3;
@@ -50,7 +50,7 @@ pub fn needed(program: &Path, library_dirs: &[PathBuf]) -> Result<Needed, Error>
         let dirs = library_dirs.iter().map(|dir| dir.display().to_string());
         list.args(["--library-path", &dirs.collect::<Vec<_>>().join(":")]);
     }
-    let listing = match tool::output(list.arg("--list").arg(program), MEND) {
+    let listing = match tool::output(list.arg("--list").arg(program), HINT) {
         Ok(listing) => listing,
         Err(Error::Tool { said, .. }) if missing_library(&said).is_some() => {
             return Ok(Needed {

@@ -28,7 +28,7 @@ const EARLY: [&str; 6] = [
     "drivers/char/virtio_console",
 ];
 
-const MEND: &str = "run `apt-get update`, or set DEMETER_KERNEL to the vmlinuz of a kernel with \
+const HINT: &str = "run `apt-get update`, or set DEMETER_KERNEL to the vmlinuz of a kernel with \
                     virtio-pci and virtio-console built in, or beside its modules";
 
 /// The newest kernel in `cache`; an empty cache is filled from the package archive.
@@ -177,7 +177,7 @@ fn unpack(cache: &Path, package: &str) -> Result<tempfile::TempDir, Error> {
         cache.display()
     );
     let unpacked = tempfile::tempdir_in(cache).map_err(Error::io("create a folder in", cache))?;
-    package::unpack(&[package], unpacked.path(), MEND)?;
+    package::unpack(&[package], unpacked.path(), HINT)?;
     Ok(unpacked)
 }
 
@@ -197,7 +197,7 @@ fn newest_package() -> Result<String, Error> {
     }
     Err(Error::Missing {
         what: format!("the package lists name no linux-image-6.12.*{ENDING}"),
-        hint: MEND.into(),
+        hint: HINT.into(),
     })
 }
 
@@ -213,7 +213,7 @@ fn file_in(dir: &Path, start: &str) -> Result<PathBuf, Error> {
         })
         .ok_or_else(|| Error::Missing {
             what: format!("the kernel's package holds no {start}* file"),
-            hint: MEND.into(),
+            hint: HINT.into(),
         })
 }
 

@@ -34,7 +34,7 @@ const BUILT: &str = "demeter_balloon.ko";
 /// Folder of headers in Debian's packages.
 const SOURCES: &str = "usr/src";
 
-const MEND: &str = "a module needs make, a C compiler and the kernel's headers: apt-get install \
+const HINT: &str = "a module needs make, a C compiler and the kernel's headers: apt-get install \
                     make gcc, then apt-get update; or set DEMETER_KERNEL to a kernel whose \
                     headers are installed";
 
@@ -50,7 +50,7 @@ pub fn module(cache: &Path, kernel: &Path) -> Result<PathBuf, Error> {
     let headers = headers(cache, &release)?;
     let work = tempfile::tempdir_in(cache).map_err(Error::io("create a folder in", cache))?;
     let mut make = make_in(work.path(), &headers)?;
-    tool::output(&mut make, MEND)?;
+    tool::output(&mut make, HINT)?;
     fs::rename(work.path().join(BUILT), &kept).map_err(Error::io("create", &kept))?;
     Ok(kept)
 }
@@ -108,13 +108,13 @@ fn headers(cache: &Path, release: &str) -> Result<PathBuf, Error> {
 /// programs.
 fn fetch(into: &Path, release: &str) -> Result<(), Error> {
     let headers = format!("linux-headers-{release}");
-    let parts = package::dependencies(&headers, MEND)?;
+    let parts = package::dependencies(&headers, HINT)?;
     let parts = parts
         .iter()
         .map(String::as_str)
         .filter(|name| name.starts_with("linux-headers-") || name.starts_with("linux-kbuild-"));
     let packages: Vec<&str> = std::iter::once(headers.as_str()).chain(parts).collect();
-    package::unpack(&packages, into, MEND)
+    package::unpack(&packages, into, HINT)
 }
 
 /// Adapts the package's makefile, which includes the common one by its path under /usr, to a tree below `root`. All
@@ -140,7 +140,7 @@ mod tests {
         } else {
             eprintln!("sparse is not installed: the compiler alone looks at the module");
         }
-        let made = make.arg("W=1").output().expect(MEND);
+        let made = make.arg("W=1").output().expect(HINT);
         let said = String::from_utf8_lossy(&made.stderr).into_owned();
         assert!(made.status.success(), "{said}");
         said

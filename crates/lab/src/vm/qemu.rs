@@ -47,13 +47,13 @@ const ICOUNT_SHIFT_MAX: u32 = 10;
 /// The word behind the version of our own emulator: PKGVERSION in xtask/src/emulator.rs.
 const EXACT: &str = "(demeter)";
 
-pub const MEND: &str =
+pub const HINT: &str =
     "apt-get install qemu-system-x86, or set DEMETER_QEMU to a qemu-system-x86_64";
 const MEND_USER: &str = "apt-get install qemu-user, or set DEMETER_QEMU_USER to a qemu-x86_64";
 
 /// Checks that the emulator exists and is recent enough.
 pub fn check_version(qemu: &Path) -> Result<Version, Error> {
-    version(qemu, MEND)
+    version(qemu, HINT)
 }
 
 /// Checks the user-mode emulator. Debian 13 builds its own without plugins.
@@ -86,7 +86,7 @@ fn version(qemu: &Path, hint: &str) -> Result<Version, Error> {
 
 /// Whether this is our own emulator, whose CPUs have a sampling unit.
 pub fn is_exact(qemu: &Path) -> Result<bool, Error> {
-    let said = tool::output(Command::new(qemu).arg("--version"), MEND)?;
+    let said = tool::output(Command::new(qemu).arg("--version"), HINT)?;
     Ok(says_exact(&said))
 }
 

@@ -29,7 +29,7 @@ const LEFT_OUT: [&str; 7] = [
     "usr/lib/systemd",
 ];
 
-const MEND: &str = "check the names in packages and run `apt-get update`";
+const HINT: &str = "check the names in packages and run `apt-get update`";
 
 /// Unpacked packages.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,7 +41,7 @@ impl Tree {
     /// The tree of these packages, from `cache` or the package archive.
     pub fn of(cache: &Path, packages: &BTreeSet<&str>) -> Result<Self, Error> {
         fs::create_dir_all(cache).map_err(Error::io("create", cache))?;
-        let versions = tool::output(Command::new("apt-cache").arg("policy").args(packages), MEND)?;
+        let versions = tool::output(Command::new("apt-cache").arg("policy").args(packages), HINT)?;
         let candidates: Vec<&str> = versions
             .lines()
             .filter_map(|line| line.trim().strip_prefix("Candidate: "))
@@ -58,7 +58,7 @@ impl Tree {
             );
             let made =
                 tempfile::tempdir_in(cache).map_err(Error::io("create a folder in", cache))?;
-            package::unpack(&names, made.path(), MEND)?;
+            package::unpack(&names, made.path(), HINT)?;
             complete(&Self::at(made.path()), &names)?;
             let made = made.keep();
             fs::rename(&made, &root).map_err(Error::io("create", &root))?;
@@ -161,13 +161,13 @@ fn complete(tree: &Tree, packages: &[&str]) -> Result<(), Error> {
                 });
             };
             searched += 1;
-            let mut wanted = package::dependencies(&package, MEND)?;
+            let mut wanted = package::dependencies(&package, HINT)?;
             wanted.retain(|name| name.starts_with("lib") && seen.insert(name.clone()));
             next.extend(wanted.iter().cloned());
             wanted.retain(|name| !is_installed(name));
             if !wanted.is_empty() {
                 let wanted: Vec<&str> = wanted.iter().map(String::as_str).collect();
-                package::unpack(&wanted, &tree.root, MEND)?;
+                package::unpack(&wanted, &tree.root, HINT)?;
             }
         }
     }

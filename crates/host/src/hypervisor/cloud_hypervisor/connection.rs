@@ -40,14 +40,14 @@ const THREADS_MAX: usize = 16384;
 
 /// Time limits of a connection.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
+pub struct Timeouts {
     /// Time limit for an answer.
     pub answer: Duration,
     /// Poll interval for changes.
     pub look_every: Duration,
 }
 
-impl Default for Limits {
+impl Default for Timeouts {
     fn default() -> Self {
         Self {
             answer: Duration::from_secs(5),
@@ -67,7 +67,7 @@ struct Vmm {
     root: PathBuf,
     outside: Outside,
     process: PeerProcess,
-    limits: Limits,
+    limits: Timeouts,
     /// The last observation and the channel for changes; `None` once polling has ended.
     seen: Mutex<Option<Seen>>,
     /// Number of events sent, plus one after the end.
@@ -96,7 +96,7 @@ impl CloudHypervisor {
         outside: &Outside,
         owner_uid: Option<u32>,
         root: &Path,
-        limits: Limits,
+        limits: Timeouts,
     ) -> Result<Connection<Self>, CloudHypervisorError> {
         #[derive(Deserialize)]
         struct Ping {
@@ -309,7 +309,7 @@ fn vcpus(folder: &Path, wait: &MayWait) -> io::Result<Vec<Pid>> {
 async fn open(
     socket: &Path,
     outside: &Outside,
-    limits: Limits,
+    limits: Timeouts,
 ) -> Result<(std::os::unix::net::UnixStream, PeerProcess), CloudHypervisorError> {
     let connecting = async {
         let stream = outside.connect(socket).await?;

@@ -31,7 +31,7 @@ use demeter_policy::Pid;
 use demeter_proto::shown;
 
 use super::HypervisorError;
-pub use connection::{CloudHypervisor, Limits};
+pub use connection::{CloudHypervisor, Timeouts};
 pub use info::Info;
 
 /// Reason why Cloud Hypervisor cannot be used, or a VM cannot be managed.

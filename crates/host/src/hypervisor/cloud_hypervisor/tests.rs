@@ -19,7 +19,7 @@ const SIZE: TierBytes = TierBytes {
     slow: ByteCount(8 * MIB),
 };
 
-const SHORT: Limits = Limits {
+const SHORT: Timeouts = Timeouts {
     answer: Duration::from_millis(300),
     look_every: Duration::from_millis(10),
 };

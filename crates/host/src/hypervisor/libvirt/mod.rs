@@ -29,7 +29,7 @@ use demeter_policy::{NodeId, PerTier, Pid};
 use demeter_proto::shown;
 use serde::{Deserialize, Serialize};
 
-use super::qemu::{Limits, Qemu};
+use super::qemu::{Qemu, Timeouts};
 use super::{AgentSocket, Channel, Connection, HypervisorError};
 use crate::outside::{self, MayWait, Outside};
 use crate::process::{Opener, PeerProcess};
@@ -223,7 +223,7 @@ pub async fn connect(
         decoder,
         earlier,
     };
-    let (hypervisor, events) = Qemu::over(stream, wire, which, Limits::default().command);
+    let (hypervisor, events) = Qemu::over(stream, wire, which, Timeouts::default().command);
     Ok(Connection {
         hypervisor,
         events,

@@ -33,14 +33,14 @@ const EVENTS_MAX: usize = 256;
 
 /// Time limits of a connection.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
+pub struct Timeouts {
     /// Time limit for the connection and the greeting.
     pub greeting: Duration,
     /// Time limit for the answer to a command.
     pub command: Duration,
 }
 
-impl Default for Limits {
+impl Default for Timeouts {
     fn default() -> Self {
         Self {
             greeting: Duration::from_secs(5),
@@ -171,7 +171,7 @@ impl Qemu {
         path: &Path,
         outside: &Outside,
         owner_uid: Option<u32>,
-        limits: Limits,
+        limits: Timeouts,
     ) -> Result<Connection<Self>, QmpError> {
         let handshake = async {
             let connect_error = |source| QmpError::Connect {

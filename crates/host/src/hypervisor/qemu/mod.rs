@@ -14,7 +14,7 @@ pub mod decode;
 pub mod mtree;
 
 pub(crate) use connection::Wire;
-pub use connection::{Limits, Qemu, QmpError};
+pub use connection::{Qemu, QmpError, Timeouts};
 
 #[cfg(test)]
 mod tests;

@@ -15,7 +15,7 @@ use crate::outside::Outside;
 const GREETING: &str = "{\"QMP\": {\"version\": {}, \"capabilities\": []}}\r\n";
 
 /// Time limits short enough for tests.
-const SHORT: Limits = Limits {
+const SHORT: Timeouts = Timeouts {
     greeting: Duration::from_millis(200),
     command: Duration::from_millis(200),
 };
@@ -45,7 +45,7 @@ impl Fake {
         }
     }
 
-    async fn open(&self, limits: Limits) -> Result<Connection<Qemu>, QmpError> {
+    async fn open(&self, limits: Timeouts) -> Result<Connection<Qemu>, QmpError> {
         Qemu::connect(&self.path, &Outside::default(), None, limits).await
     }
 }
@@ -102,7 +102,7 @@ async fn commands_are_answered_and_events_kept_in_order() {
         let line = json!({"error": {"class": "DeviceNotActive", "desc": "No balloon"}, "id": refused["id"]});
         say(&mut stream, &format!("{line}\n{{\"event\": \"STOP\"}}\n")).await;
     });
-    let mut connection = fake.open(Limits::default()).await.unwrap();
+    let mut connection = fake.open(Timeouts::default()).await.unwrap();
     assert_eq!(connection.process.pid.0, std::process::id());
     let _: Value = connection
         .hypervisor
@@ -135,7 +135,7 @@ async fn an_answer_in_single_bytes_is_an_answer() {
         }
         linger(stream).await;
     });
-    let connection = fake.open(Limits::default()).await.unwrap();
+    let connection = fake.open(Timeouts::default()).await.unwrap();
     let list: Vec<u64> = connection.hypervisor.execute("x", json!({})).await.unwrap();
     assert_eq!(list, [1, 2, 3]);
     let other = fake.open(SHORT).await;
@@ -204,7 +204,7 @@ async fn fault(text: String) -> String {
         say(&mut stream, &text).await;
         linger(stream).await;
     });
-    let connection = fake.open(Limits::default()).await.unwrap();
+    let connection = fake.open(Timeouts::default()).await.unwrap();
     let failed = connection
         .hypervisor
         .execute::<u64>("query-x", json!({}))
@@ -264,6 +264,6 @@ async fn the_connection_ends_with_its_last_handle() {
         linger(stream).await;
         hung_up.send(()).unwrap();
     });
-    drop(fake.open(Limits::default()).await.unwrap());
+    drop(fake.open(Timeouts::default()).await.unwrap());
     wait.await.unwrap();
 }

@@ -10,7 +10,7 @@ use crate::VmName;
 use crate::config::{Config, VmConfig};
 use crate::controller::State;
 use crate::hypervisor::libvirt::{Domains, LeftDomain};
-use crate::run::known::{Known, limits};
+use crate::run::facts::{VmFacts, limits};
 use crate::store::Ledger;
 
 impl Deciding {
@@ -112,13 +112,13 @@ impl Deciding {
             pool.mark(name, reason);
         }
         added.map_err(|refusal| {
-            self.known.remove(name);
+            self.facts.remove(name);
             self.found.remove(name);
             refusal.to_string()
         })?;
         self.commands
             .insert(name.clone(), self.tasks.start(name, vm));
-        self.known.insert(name.clone(), Known::new(vm));
+        self.facts.insert(name.clone(), VmFacts::new(vm));
         self.stale = true;
         Ok(())
     }

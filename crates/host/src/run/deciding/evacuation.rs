@@ -13,8 +13,8 @@ impl Deciding {
     pub(super) fn evacuate(&mut self, by: &str) -> Result<(), ChangeError> {
         // A guest without an agent has all its memory already.
         let has_all = |name: &VmName| {
-            let known = self.known.get(name);
-            known.is_some_and(|known| known.managed_by == Some("history"))
+            let facts = self.facts.get(name);
+            facts.is_some_and(|facts| facts.managed_by == Some("history"))
         };
         for (name, pool) in self.controller.iter() {
             let lacking = pool.lacks_for_all(has_all);
@@ -50,10 +50,10 @@ impl Deciding {
             return;
         }
         let now = self.now();
-        for (name, known) in &self.known {
+        for (name, facts) in &self.facts {
             if let Some(pool) = self.controller.of_mut(name) {
                 // Cannot fail: the VM exists.
-                let _ = pool.set_limits(now, name, known.limits);
+                let _ = pool.set_limits(now, name, facts.limits);
             }
         }
     }

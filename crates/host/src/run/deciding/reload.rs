@@ -10,7 +10,7 @@ use crate::api::ChangeError;
 use crate::config::{Config, KeyChange, Pool, VmConfig};
 use crate::controller::{Account, Observation};
 use crate::run::check_descriptors;
-use crate::run::known::Known;
+use crate::run::facts::VmFacts;
 use crate::{PoolName, VmName};
 
 impl Deciding {
@@ -136,7 +136,7 @@ impl Deciding {
             }
         }
         if before.differs_in_sizes_only(now) {
-            if let Some(known) = self.known.get_mut(name) {
+            if let Some(known) = self.facts.get_mut(name) {
                 known.share = now.share;
                 known.limits = limits(now);
             }
@@ -174,6 +174,6 @@ impl Deciding {
     fn start_task(&mut self, name: &VmName, vm: &VmConfig) {
         self.commands
             .insert(name.clone(), self.tasks.start(name, vm));
-        self.known.insert(name.clone(), Known::new(vm));
+        self.facts.insert(name.clone(), VmFacts::new(vm));
     }
 }

@@ -101,7 +101,7 @@ impl Deciding {
         self.controller.remove(name);
         // Dropping the sender ends its task.
         self.commands.remove(name);
-        self.known.remove(name);
+        self.facts.remove(name);
         self.found.remove(name);
         self.stale = true;
     }

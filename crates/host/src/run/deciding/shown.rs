@@ -8,7 +8,7 @@ use super::Deciding;
 use crate::config::Pool;
 use crate::controller::{Controller, State, VmStatus};
 use crate::hypervisor::libvirt::LeftDomain;
-use crate::run::known::Known;
+use crate::run::facts::VmFacts;
 use crate::run::places;
 use crate::view::{HostView, LeftAloneView, PoolView, VmState, VmView};
 use crate::{PoolName, VmName};
@@ -23,7 +23,7 @@ impl Deciding {
                 .and_then(|pool| self.pools.get(pool))
                 .map(|of| &of.nodes);
             let nodes = nodes.cloned().unwrap_or_default();
-            let mut view = vm_view(name, vm, &self.known[name], &nodes);
+            let mut view = vm_view(name, vm, &self.facts[name], &nodes);
             view.pool = pool.map(|pool| pool.0.clone()).unwrap_or_default();
             view
         };
@@ -78,7 +78,7 @@ fn left_view((name, domain): (&String, &LeftDomain)) -> LeftAloneView {
 fn vm_view(
     name: &VmName,
     vm: VmStatus,
-    known: &Known,
+    known: &VmFacts,
     nodes: &PerTier<Vec<demeter_policy::NodeId>>,
 ) -> VmView {
     let oom = |tier| match tier {

@@ -33,7 +33,7 @@ impl Guest {
         root: &Path,
         start: &GuestStart,
         index: usize,
-        heard: &Sender<OutputParser>,
+        sender: &Sender<OutputParser>,
     ) -> Result<Self, Fault> {
         let [program, args @ ..] = &start.command[..] else {
             return Err(Fault::Guest(format!("{} has no command", start.name)));
@@ -49,7 +49,7 @@ impl Guest {
         let (Some(orders), Some(reports)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(Fault::Guest(format!("{} has no pipes", start.name)));
         };
-        let (heard, name) = (heard.clone(), start.name.clone());
+        let (sender, name) = (sender.clone(), start.name.clone());
         std::thread::spawn(move || {
             let mut reports = LineReader::new(reports);
             loop {
@@ -64,7 +64,7 @@ impl Guest {
                 };
                 let is_last = !matches!(report, Some(Ok(_)));
                 // The receiver is gone after the run.
-                if heard.send((index, report)).is_err() || is_last {
+                if sender.send((index, report)).is_err() || is_last {
                     return;
                 }
             }
@@ -170,7 +170,7 @@ mod tests {
     use crate::inside::control_page::tests::machine_with_plugin;
 
     fn start(script: &str) -> (Guest, mpsc::Receiver<OutputParser>) {
-        let (heard, inbox) = mpsc::channel();
+        let (sender, inbox) = mpsc::channel();
         let start = GuestStart {
             name: "a".into(),
             command: ["sh", "-c", script].map(String::from).into(),
@@ -178,7 +178,7 @@ mod tests {
             node_bytes: vec![],
         };
         (
-            Guest::start(Path::new("/"), &start, 7, &heard).unwrap(),
+            Guest::start(Path::new("/"), &start, 7, &sender).unwrap(),
             inbox,
         )
     }

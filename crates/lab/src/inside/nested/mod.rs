@@ -112,18 +112,18 @@ struct Guests<'a> {
     memories: Vec<GuestMemory>,
     /// Number of boots of each guest.
     boots: Vec<u32>,
-    heard: Sender<OutputParser>,
+    reports: Sender<OutputParser>,
     inbox: Receiver<OutputParser>,
-    lineup: ReportQueues,
+    queues: ReportQueues,
     has_filled: bool,
 }
 
 impl<'a> Guests<'a> {
     fn start(bed: &'a Testbed<'a>, starts: &'a [GuestStart]) -> Result<Self, Fault> {
-        let (heard, inbox) = mpsc::channel();
+        let (reports, inbox) = mpsc::channel();
         let numbered = starts.iter().enumerate();
         let running = numbered
-            .map(|(index, start)| Guest::start(&bed.root, start, index, &heard))
+            .map(|(index, start)| Guest::start(&bed.root, start, index, &reports))
             .collect::<Result<_, _>>()?;
         Ok(Self {
             bed,
@@ -131,9 +131,9 @@ impl<'a> Guests<'a> {
             running,
             memories: vec![],
             boots: vec![1; starts.len()],
-            heard,
+            reports,
             inbox,
-            lineup: ReportQueues::new(starts.len()),
+            queues: ReportQueues::new(starts.len()),
             has_filled: false,
         })
     }
@@ -141,7 +141,7 @@ impl<'a> Guests<'a> {
     /// The next merged report of all guests. The host's own time limit bounds the wait.
     fn next_report(&mut self, rival: &mut dyn Rival) -> Result<VmMessage, Fault> {
         loop {
-            if let Some(reports) = self.lineup.next()? {
+            if let Some(reports) = self.queues.next()? {
                 let names: Vec<&str> = self.starts.iter().map(|start| &start.name[..]).collect();
                 let fast = match reports.first() {
                     Some(VmMessage::Interval(_) | VmMessage::Done { .. }) => self.fast_bytes()?,
@@ -156,8 +156,9 @@ impl<'a> Guests<'a> {
                     return Ok(report);
                 }
             }
-            let heard = self.inbox.recv();
-            let (index, report) = heard.map_err(|_| Fault::Guest("has closed its link".into()))?;
+            let received = self.inbox.recv();
+            let (index, report) =
+                received.map_err(|_| Fault::Guest("has closed its link".into()))?;
             match report {
                 Some(Ok(VmMessage::Failed { what })) => {
                     let name = &self.starts[index].name;
@@ -171,9 +172,9 @@ impl<'a> Guests<'a> {
                 Some(Ok(VmMessage::Sized { .. })) => {}
                 // With several guests, the hot set of one says nothing about all.
                 Some(Ok(VmMessage::Shift { .. })) if self.running.len() > 1 => {}
-                Some(Ok(report)) => self.lineup.push(index, report)?,
+                Some(Ok(report)) => self.queues.push(index, report)?,
                 Some(Err(fault)) => return Err(fault),
-                None if self.lineup.has_finished(index) => {}
+                None if self.queues.has_finished(index) => {}
                 None => self.boot_again(index)?,
             }
         }
@@ -185,10 +186,10 @@ impl<'a> Guests<'a> {
         if self.has_filled || self.boots[index] == BOOTS {
             return Err(ended);
         }
-        self.lineup.forget(index);
+        self.queues.forget(index);
         self.boots[index] += 1;
         self.running[index] =
-            Guest::start(&self.bed.root, &self.starts[index], index, &self.heard)?;
+            Guest::start(&self.bed.root, &self.starts[index], index, &self.reports)?;
         Ok(())
     }
 

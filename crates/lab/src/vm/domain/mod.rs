@@ -33,7 +33,7 @@ pub fn start(
     let folder = parts.folder;
     let emulator = tool::find(parts.qemu).ok_or_else(|| Error::Missing {
         what: format!("there is no {}", parts.qemu.display()),
-        hint: qemu::MEND.into(),
+        hint: qemu::HINT.into(),
     })?;
     // The daemon's user does not need access to our cache.
     let kernel = copied(parts.kernel, folder, "kernel")?;

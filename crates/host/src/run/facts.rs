@@ -16,7 +16,7 @@ const PRESSED_PERMILLE: u16 = 100;
 
 /// Facts about one VM.
 #[derive(Debug)]
-pub(super) struct Known {
+pub(super) struct VmFacts {
     pub share: u32,
     /// Its configured limits.
     pub limits: Limits,
@@ -51,7 +51,7 @@ pub(super) struct Known {
     oom_returned: ByteCount,
 }
 
-impl Known {
+impl VmFacts {
     pub fn new(config: &VmConfig) -> Self {
         Self {
             share: config.share,
@@ -77,7 +77,7 @@ impl Known {
     }
 
     /// Takes an observation of the VM.
-    pub fn heard(&mut self, observation: &Observation) {
+    pub fn observe(&mut self, observation: &Observation) {
         if matches!(observation, Observation::Here) {
             self.trouble = None;
         }
@@ -179,7 +179,7 @@ mod tests {
         let config = toml::from_str(
             "qmp = \"/q\"\nfast = { size_mib = 1, node = 4 }\nslow = { size_mib = 1 }",
         );
-        let mut known = Known::new(&config.unwrap());
+        let mut facts = VmFacts::new(&config.unwrap());
         let node = |node, total, free, held, working_set| NodeStats {
             node: NodeId(node),
             total: ByteCount(total * MIB),
@@ -203,29 +203,29 @@ mod tests {
                 node(7, 9, 0, 0, 0),
             ],
         };
-        assert!(!known.used(&stats));
-        let usage = known.usage.unwrap();
+        assert!(!facts.used(&stats));
+        let usage = facts.usage.unwrap();
         assert_eq!(usage.used.fast, ByteCount(90 * MIB));
         assert_eq!(usage.used.slow, ByteCount(30 * MIB));
         assert_eq!(usage.working_set, Some(ByteCount(43 * MIB)));
         assert!(usage.pressed);
-        assert_eq!((known.fast_hit, known.pressure), (Some(0.75), Some(0.1)));
-        assert_eq!(known.relocation.unwrap().benefit_ms, -7);
+        assert_eq!((facts.fast_hit, facts.pressure), (Some(0.75), Some(0.1)));
+        assert_eq!(facts.relocation.unwrap().benefit_ms, -7);
 
         // Overflowing sums must not panic.
         stats.nodes = vec![node(4, 1, u64::MAX / MIB, u64::MAX / MIB, u64::MAX / MIB); 8];
         stats.oom_returned = ByteCount(1);
-        assert!(known.used(&stats));
-        assert!(!known.used(&stats));
-        assert_eq!(known.usage.unwrap().used.fast, ByteCount(0));
+        assert!(facts.used(&stats));
+        assert!(!facts.used(&stats));
+        assert_eq!(facts.usage.unwrap().used.fast, ByteCount(0));
         stats.fast_hit = None;
-        known.used(&stats);
-        assert_eq!(known.usage.unwrap().working_set, None);
+        facts.used(&stats);
+        assert_eq!(facts.usage.unwrap().working_set, None);
 
-        known.trouble = Some("nobody listens".into());
-        known.heard(&Observation::Reset);
-        assert!(known.usage.is_none() && known.fast_hit.is_none() && known.relocation.is_none());
-        known.heard(&Observation::Here);
-        assert!(known.trouble.is_none());
+        facts.trouble = Some("nobody listens".into());
+        facts.observe(&Observation::Reset);
+        assert!(facts.usage.is_none() && facts.fast_hit.is_none() && facts.relocation.is_none());
+        facts.observe(&Observation::Here);
+        assert!(facts.trouble.is_none());
     }
 }
