@@ -16,14 +16,12 @@
 pub mod agent;
 pub mod api;
 pub mod backing;
-pub mod config;
 pub mod controller;
 mod hard_limit;
 mod history;
 pub mod hypervisor;
 pub mod memory;
 pub mod metrics;
-mod names;
 pub mod outside;
 mod privileges;
 pub mod probe;
@@ -33,8 +31,7 @@ mod run;
 pub mod store;
 #[cfg(test)]
 mod testing;
-pub mod view;
 mod vm;
 
-pub use names::{BadVmName, PoolName, VmName};
+pub use demeter_host_api::{BadVmName, PoolName, VmName, body, config, view};
 pub use run::{RunError, run, serve};

@@ -26,10 +26,10 @@ use tokio::time::{Instant, sleep};
 
 use crate::VmName;
 use crate::api::{self, Change, Handle, ListenError, Token};
-use crate::config::{Config, ConfigError, Discover, Manage, VMS_MAX, VmConfig};
+use crate::config::{Config, ConfigError, Discover, Libvirt, Manage, VMS_MAX, VmConfig};
 use crate::controller::{Refusal, VmCommand};
 use crate::history::SharedDamon;
-use crate::hypervisor::libvirt::{Libvirt, discover};
+use crate::hypervisor::libvirt::discover;
 use crate::memory::HostFiles;
 use crate::outside::{FileSizes, Outside};
 use crate::privileges;

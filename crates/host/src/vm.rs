@@ -20,12 +20,12 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use crate::VmName;
-use crate::config::VmConfig;
+use crate::config::{Libvirt, VmConfig};
 use crate::controller::{Observation, VmCommand};
 use crate::hard_limit::HardLimit;
 use crate::history::SharedDamon;
 use crate::hypervisor::cloud_hypervisor::{self, CloudHypervisor};
-use crate::hypervisor::libvirt::{self, Libvirt};
+use crate::hypervisor::libvirt;
 use crate::hypervisor::qemu::{self, Qemu};
 use crate::hypervisor::{Connection, Events, Hypervisor, HypervisorError};
 use crate::memory::{HostFiles, Owned, Places};

@@ -46,7 +46,7 @@ const SUBJECTS: [Subject; 4] = [
                 an example. Sizes and policy are where a VM begins: what was set later, over the API, is \
                 kept in the state file and goes before.",
         keys: READ,
-        krate: "host",
+        krate: "host-api",
         root: "Config",
     },
     Subject {
@@ -76,7 +76,10 @@ const SUBJECTS: [Subject; 4] = [
 /// A source cannot be read, or a type or default is of an unsupported kind.
 pub fn pages() -> anyhow::Result<Vec<Page>> {
     let crates = shell::root().join("crates");
-    let source = Source::read(&crates, &["policy", "outcome", "scenario", "guest", "host"])?;
+    let source = Source::read(
+        &crates,
+        &["policy", "outcome", "scenario", "guest", "host-api"],
+    )?;
     let page = |subject: &Subject| {
         Ok(Page {
             path: subject.path,

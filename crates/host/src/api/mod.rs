@@ -34,46 +34,20 @@ use axum::{Extension, Json, Router};
 use demeter_http::{Limits, Peer};
 use demeter_policy::provision::Policy;
 use demeter_policy::{ByteCount, MIB, PerTier};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{mpsc, oneshot, watch};
 
 pub use listen::{ListenError, Token, tcp, unix};
 
 use crate::VmName;
+pub use crate::body::{PolicyChoice, Problem, Tiers};
 use crate::config::{Asked, Config, KeyChange, VmChange};
 use crate::metrics;
 use crate::view::{EventLog, HostView};
 
 /// Maximum length of a request body; valid ones have less than a hundred bytes.
 const BODY_BYTES_MAX: usize = 4096;
-
-/// Desired size of a VM; an omitted tier stays unchanged.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Tiers {
-    /// Fast memory, MiB.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub fast_mib: Option<u64>,
-    /// Slow memory, MiB.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub slow_mib: Option<u64>,
-}
-
-/// Body of a request that chooses a policy.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PolicyChoice {
-    /// The policy.
-    pub policy: Policy,
-}
-
-/// Error body of a refused request.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Problem {
-    /// One line for people.
-    pub error: String,
-}
 
 /// A change that a client requests of the controller.
 #[derive(Debug)]

@@ -23,8 +23,9 @@ use tokio::sync::{Notify, broadcast, mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
 use crate::agent::tests::own_process;
+use crate::config::Libvirt;
 use crate::hypervisor::cloud_hypervisor::{self as ch, CloudHypervisor};
-use crate::hypervisor::libvirt::{Libvirt, connect};
+use crate::hypervisor::libvirt::connect;
 use crate::hypervisor::qemu::{Qemu, Timeouts};
 use crate::hypervisor::{Connection, Event, Events, Mapping};
 use crate::outside::Outside;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use demeter_host::view::HostView;
+use demeter_host_api::view::HostView;
 use demeter_policy::Pid;
 
 use super::fault::Fault;

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use demeter_host::api::{PolicyChoice, Tiers};
-use demeter_host::view::{HostView, TierView};
+use demeter_host_api::body::{PolicyChoice, Tiers};
+use demeter_host_api::view::{HostView, TierView};
 use demeter_policy::provision::Policy;
 use serde::Serialize;
 

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use demeter_host::view::{VmState, VmView};
+use demeter_host_api::view::{VmState, VmView};
 use demeter_outcome::{CrashFigures, Provisioning, SystemResult};
 use demeter_scenario::{Crashes, Settings, Through};
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-use demeter_host::view::{HostView, TierView, VmView};
+use demeter_host_api::view::{HostView, TierView, VmView};
 use demeter_outcome::Resize;
 use demeter_policy::provision::Policy;
 use demeter_scenario::{Provision, Scenario, Settings, Through, Variant};

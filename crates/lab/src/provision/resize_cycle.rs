@@ -1,6 +1,6 @@
 //! Schedule of fast memory changes in the timed phase, without I/O.
 
-use demeter_host::view::{TierView, VmView};
+use demeter_host_api::view::{TierView, VmView};
 use demeter_outcome::Resize;
 use demeter_scenario::ResizeCycle;
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use demeter_host::view::{HostView, TierView, VmState, VmView};
+use demeter_host_api::view::{HostView, TierView, VmState, VmView};
 
 use super::backing::backed_bytes;
 use super::controller::Controller;

@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use demeter_guest::tracker::Choice;
-use demeter_host::config::{Config, Manage};
-use demeter_host::hypervisor::libvirt::Libvirt;
+use demeter_host_api::config::Libvirt;
+use demeter_host_api::config::{Config, Manage};
 use demeter_policy::provision::{Policy, ProvisionerKind};
 use demeter_scenario::{Scenario, Settings, System};
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use demeter_host::hypervisor::libvirt::Libvirt;
+use demeter_host_api::config::Libvirt;
 use demeter_scenario::{Clock, Scenario};
 
 use super::child::VmChild;

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use demeter_host::config::{Config, PoolConfig, TierConfig, VmConfig};
-use demeter_host::hypervisor::libvirt::Libvirt;
+use demeter_host_api::config::Libvirt;
+use demeter_host_api::config::{Config, PoolConfig, TierConfig, VmConfig};
 use demeter_policy::provision::{Policy, ProvisionerKind};
 
 use super::elastic::{Elastic, agent_socket, qmp_socket};

@@ -10,9 +10,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
+use super::LibvirtError;
 use super::message::{DecodeError, Decoder, EVENT, Message, OK, Procedure, REPLY};
 use super::xdr::{Malformed, Reader, Writer};
-use super::{Libvirt, LibvirtError};
+use crate::config::Libvirt;
 use crate::outside::Outside;
 
 /// Time limit of an answer.

@@ -10,10 +10,11 @@ use demeter_proto::shown;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout_at};
 
+use super::LibvirtError;
 use super::client::{Client, Life, Which};
 use super::domain::Facts;
-use super::{Libvirt, LibvirtError};
 use crate::VmName;
+use crate::config::Libvirt;
 use crate::config::VmConfig;
 use crate::outside::Outside;
 

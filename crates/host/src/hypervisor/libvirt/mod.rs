@@ -27,10 +27,10 @@ use std::time::Duration;
 use demeter_policy::provision::ProvisionerKind;
 use demeter_policy::{NodeId, PerTier, Pid};
 use demeter_proto::shown;
-use serde::{Deserialize, Serialize};
 
 use super::qemu::{Qemu, Timeouts};
 use super::{AgentSocket, Channel, Connection, HypervisorError};
+use crate::config::Libvirt;
 use crate::outside::{self, MayWait, Outside};
 use crate::process::{Opener, PeerProcess};
 use client::{Client, Which};
@@ -44,36 +44,6 @@ pub(crate) use {client::Domain, message::*, xdr::*};
 
 /// Name of the agent's port.
 const PORT: &str = "org.demeter.0";
-
-/// Default sockets: the daemon for QEMU alone, and the one for all drivers.
-const SOCKETS: [&str; 2] = ["/run/libvirt/virtqemud-sock", "/run/libvirt/libvirt-sock"];
-
-const URI: &str = "qemu:///system";
-
-/// Connection to a libvirt daemon.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Libvirt {
-    /// Unix socket of the daemon; by default `/run/libvirt/virtqemud-sock` or
-    /// `/run/libvirt/libvirt-sock`, whichever exists.
-    pub socket: Option<PathBuf>,
-    /// URI of the driver; by default `qemu:///system`. A user's own daemon has `qemu:///session`.
-    pub uri: Option<String>,
-    /// User that the daemon runs as, if neither root nor the controller's own user.
-    pub owner_uid: Option<u32>,
-}
-
-impl Libvirt {
-    fn uri(&self) -> &str {
-        self.uri.as_deref().unwrap_or(URI)
-    }
-
-    fn socket(&self) -> PathBuf {
-        let there = || SOCKETS.iter().map(PathBuf::from).find(|path| path.exists());
-        let socket = self.socket.clone().or_else(there);
-        socket.unwrap_or_else(|| SOCKETS[1].into())
-    }
-}
 
 /// Reason why libvirt cannot be used, or a domain cannot be managed.
 #[derive(Debug, thiserror::Error)]

@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use demeter_host::api::PolicyChoice;
+use demeter_host_api::body::PolicyChoice;
 use demeter_policy::Pid;
 use demeter_policy::provision::Policy;
 

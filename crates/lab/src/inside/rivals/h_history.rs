@@ -1,6 +1,6 @@
 //! `demeter host --manage`: the controller in the host, as a separate process, for a guest without an agent.
 
-use demeter_host::view::HostView;
+use demeter_host_api::view::HostView;
 use demeter_policy::Pid;
 
 use super::{AgentProcess, Fault, Rival, Testbed, Totals};
@@ -59,7 +59,7 @@ fn check_managed(view: &HostView) -> Result<(), Fault> {
 
 #[cfg(test)]
 mod tests {
-    use demeter_host::view::VmView;
+    use demeter_host_api::view::VmView;
 
     use super::*;
 

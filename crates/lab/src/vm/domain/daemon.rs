@@ -13,7 +13,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use demeter_host::hypervisor::libvirt::Libvirt;
+use demeter_host_api::config::Libvirt;
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 
 use super::super::tool;

@@ -56,7 +56,7 @@ impl fmt::Display for At {
 
 impl ConfigError {
     /// The error without its place, for a value that is in no file.
-    pub(crate) fn bare(&self) -> String {
+    pub fn bare(&self) -> String {
         match self {
             Self::Value { what, hint, .. } => format!("{what}; {hint}"),
             other => other.to_string(),

@@ -6,6 +6,7 @@
 mod changes;
 mod defaults;
 mod error;
+mod libvirt;
 mod pools;
 mod settings;
 
@@ -23,10 +24,10 @@ use serde::{Deserialize, Serialize};
 pub use changes::KeyChange;
 pub use defaults::{Defaults, TierDefaults};
 pub use error::{At, ConfigError};
+pub use libvirt::Libvirt;
 pub use pools::{Pool, PoolConfig};
 pub use settings::{Asked, Setting, Settings, VmChange};
 
-use crate::hypervisor::libvirt::Libvirt;
 use crate::{PoolName, VmName};
 use error::wrong;
 
@@ -368,7 +369,7 @@ impl VmConfig {
     }
 
     /// Whether `other` describes the same VM and differs in sizes or share only.
-    pub(crate) fn differs_in_sizes_only(&self, other: &Self) -> bool {
+    pub fn differs_in_sizes_only(&self, other: &Self) -> bool {
         let sizes_of = |of: &TierConfig, from: &TierConfig| TierConfig {
             size_mib: from.size_mib,
             guarantee_mib: from.guarantee_mib,
@@ -401,7 +402,7 @@ impl VmConfig {
     }
 
     /// A VM that runs as a libvirt domain and starts with these sizes.
-    pub(crate) fn of_domain(name: &VmName, provisioner: ProvisionerKind, sizes: TierBytes) -> Self {
+    pub fn of_domain(name: &VmName, provisioner: ProvisionerKind, sizes: TierBytes) -> Self {
         let tier = |tier| TierConfig {
             memdev: None,
             node: None,
@@ -466,7 +467,8 @@ impl VmConfig {
         Ok(true)
     }
 
-    pub(crate) fn check(&self, name: &VmName) -> Result<(), ConfigError> {
+    /// Checks the rules of one VM.
+    pub fn check(&self, name: &VmName) -> Result<(), ConfigError> {
         let agent_known = self.check_hypervisor(name)?;
         let HistoryConfig {
             interval_ms,

@@ -50,7 +50,7 @@ pub struct TierDefaults {
 
 impl Defaults {
     /// A discovered VM with these values.
-    pub(crate) fn apply(&self, vm: VmConfig) -> VmConfig {
+    pub fn apply(&self, vm: VmConfig) -> VmConfig {
         let tier = |of: TierConfig, with: &TierDefaults| TierConfig {
             // It begins with what it has, whatever that is.
             guarantee_mib: with.guarantee_mib.unwrap_or_default().min(of.size_mib),
