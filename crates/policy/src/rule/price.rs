@@ -2,13 +2,10 @@
 
 use crate::{BLOCK_SIZE, MIB};
 
-/// Assumed cost of moving a byte before it is measured, picoseconds: a copy at 3 GB/s. It counts for one block.
-const GUESS_PS: u64 = 350;
-
 /// A price is that of about the last 64 MiB.
 pub(super) const PRICE_BYTES: u64 = 64 * MIB;
 
-/// The cost of moving a byte in one direction.
+/// The cost of moving a byte in one direction. It costs nothing until it is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Price {
     /// Bytes that were tried, halved now and then.
@@ -25,14 +22,14 @@ impl Price {
             self.bytes = 1;
             return;
         }
-        self.bytes = self.bytes.saturating_add(bytes.max(1));
+        self.bytes = self.bytes.saturating_add(bytes);
         self.took_ns = self.took_ns.saturating_add(took_ns);
         while self.bytes > PRICE_BYTES {
             self.age();
         }
     }
 
-    /// Whether what was measured counts for more than the guess.
+    /// Whether at least a block was measured.
     pub fn is_known(&self) -> bool {
         self.bytes > BLOCK_SIZE
     }
@@ -53,9 +50,10 @@ impl Price {
 
     /// Picoseconds a byte.
     pub fn ps_per_byte(&self) -> u64 {
-        let guess_ps = u128::from(GUESS_PS * BLOCK_SIZE);
-        let ps = u128::from(self.took_ns) * 1000 + guess_ps;
-        let ps = ps / u128::from(self.bytes + BLOCK_SIZE);
+        if !self.is_known() {
+            return 0;
+        }
+        let ps = u128::from(self.took_ns) * 1000 / u128::from(self.bytes);
         ps.min(u32::MAX.into()) as u64
     }
 

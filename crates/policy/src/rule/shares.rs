@@ -14,9 +14,6 @@ use crate::{BLOCK_SIZE, Level, Pid, Share, Situation};
 
 use super::unit::Unit;
 
-/// Memory counts as used at the rate of the shortest window if one event is expected in the next one.
-const RATE_WINDOW: usize = 0;
-
 /// Fast memory that a group has and uses, and its part of fast memory, bytes.
 #[derive(Debug, Clone, Copy, Default)]
 struct Part {
@@ -24,8 +21,9 @@ struct Part {
     part: u64,
 }
 
+/// Whether memory is used: at its rate in the shortest window, one event is expected in the time of the next longer one.
 fn is_used(heat: &Heat, estimate: Estimate) -> bool {
-    estimate.rate * heat.span_s(RATE_WINDOW + 1) >= 1.0
+    estimate.rate * heat.span_s(1) >= 1.0
 }
 
 impl Part {
@@ -60,7 +58,7 @@ impl Parts {
             of.insert(pid, share.group);
             let (_, held, wants) = groups.entry(share.group).or_insert((share, 0, 0));
             for chunk in situation.residency.known_by_chunk(pid, Level::First) {
-                heat.estimates(RATE_WINDOW, chunk.first, &mut estimates);
+                heat.estimates(0, chunk.first, &mut estimates);
                 for (known, estimate) in chunk.known.iter().zip(&estimates) {
                     let placement = known.map(|k| k.placement()).unwrap_or_default();
                     in_fast += placement.fast.0;
@@ -108,8 +106,7 @@ impl Parts {
         else {
             return false;
         };
-        let uses =
-            |unit: &Unit<'_>| is_used(unit.heat, unit.heat.estimate(RATE_WINDOW, unit.block));
+        let uses = |unit: &Unit<'_>| is_used(unit.heat, unit.heat.estimate(0, unit.block));
         to != from && to_part.is_short() && (from_part.is_over() || !uses(cold)) && uses(hot)
     }
 
