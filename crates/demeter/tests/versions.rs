@@ -19,7 +19,7 @@ const VERSIONS: [(&str, &str, &str); 5] = [
     ),
     (
         "protocol of agent and controller",
-        "crates/proto/src/frame.rs",
+        "crates/proto/src/version.rs",
         "pub const VERSION: u16 = ",
     ),
     (
