@@ -10,9 +10,12 @@
 //!   accessed bits do not show it and loads may overlap.
 //!
 //! # Approach
-//! Sum the heat of ranges, the hottest first, up to each of a few sizes. An access to slow memory takes the latency of
-//! the slow tier instead of the fast one. So the slowdown of a program with a share *served* is
-//! 1 + waits × (slow ÷ fast − 1) × (1 − served). It does not depend on the present placement.
+//! Where samples are counted, the share served by the hottest memory of each size is measured ([`served`]). With
+//! accessed bits it is the heat of ranges, summed from the hottest down. A few points describe it: sizes are chosen
+//! where straight lines between them come nearest to all shares.
+//!
+//! An access to slow memory takes the latency of the slow tier instead of the fast one. So the slowdown of a program
+//! with a share *served* is 1 + waits × (slow ÷ fast − 1) × (1 − served). It does not depend on the present placement.
 //!
 //! # Properties
 //! - A benefit has at most [`POINTS_MAX`] points; sizes rise, and the served share does not fall.
@@ -20,10 +23,16 @@
 //! - Memory with uniform accesses is served in proportion to its size.
 //! - A slowdown is at least 1, at most slow ÷ fast, and does not rise with fast memory.
 
+use serde::{Deserialize, Serialize};
+
+use crate::served::{self, SIZES, Served};
 use crate::{ByteCount, PerTier, RankedRange, ResidencyMap, Tier};
 
 /// Maximum number of points.
 pub const POINTS_MAX: usize = 16;
+
+/// Distance from a line that needs no point: one per thousand.
+const OFF_MIN: f64 = 0.001;
 
 /// Maximum of a latency, nanoseconds.
 pub const LATENCY_MAX_NS: u32 = 1_000_000;
@@ -31,13 +40,61 @@ pub const LATENCY_MAX_NS: u32 = 1_000_000;
 /// Maximum of the CPU time per second, milliseconds: that of 8192 CPUs.
 pub const RUNNING_MAX_MS: u32 = 8_192_000;
 
-/// The benefit of fast memory for a guest's programs. Its fields keep the module's properties.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The benefit of fast memory for a guest's programs. Its fields keep the module's properties, also when it is read.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "Fields", try_from = "Fields")]
 pub struct Benefit {
     points: Vec<BenefitPoint>,
     latency_ns: PerTier<u32>,
     running_ms: u32,
     waits: Waits,
+}
+
+/// A benefit's fields in JSON.
+#[derive(Serialize, Deserialize)]
+struct Fields {
+    /// Fast memory in bytes, and the accesses that it serves, per thousand.
+    points: Vec<(u64, u16)>,
+    fast_latency_ns: u32,
+    slow_latency_ns: u32,
+    running_ms: u32,
+    waits_min_permille: u16,
+    waits_max_permille: u16,
+}
+
+impl From<Benefit> for Fields {
+    fn from(benefit: Benefit) -> Self {
+        let point = |point: BenefitPoint| (point.fast.0, point.served_permille);
+        Self {
+            points: benefit.points.into_iter().map(point).collect(),
+            fast_latency_ns: benefit.latency_ns.fast,
+            slow_latency_ns: benefit.latency_ns.slow,
+            running_ms: benefit.running_ms,
+            waits_min_permille: benefit.waits.min_permille,
+            waits_max_permille: benefit.waits.max_permille,
+        }
+    }
+}
+
+impl TryFrom<Fields> for Benefit {
+    type Error = NoBenefit;
+
+    fn try_from(fields: Fields) -> Result<Self, NoBenefit> {
+        let point = |(fast, served_permille)| BenefitPoint {
+            fast: ByteCount(fast),
+            served_permille,
+        };
+        let latency_ns = PerTier {
+            fast: fields.fast_latency_ns,
+            slow: fields.slow_latency_ns,
+        };
+        let waits = Waits {
+            min_permille: fields.waits_min_permille,
+            max_permille: fields.waits_max_permille,
+        };
+        let points = fields.points.into_iter().map(point).collect();
+        Self::new(points, latency_ns, fields.running_ms, waits)
+    }
 }
 
 /// The result of one size of fast memory.
@@ -224,6 +281,8 @@ pub struct Observed<'a> {
     pub ranking: &'a [RankedRange],
     /// Places of their blocks.
     pub residency: &'a ResidencyMap,
+    /// The share that the hottest memory serves; `None` if the tracker counts no samples.
+    pub served: Option<&'a Served>,
     /// Latency of a load from each tier, nanoseconds.
     pub latency_ns: PerTier<u32>,
     /// CPU time of programs per second, milliseconds.
@@ -235,7 +294,7 @@ pub struct Observed<'a> {
 }
 
 impl Observed<'_> {
-    /// The benefit of fast memory; `None` if no access was seen.
+    /// The benefit of fast memory; `None` until enough accesses were seen.
     pub fn benefit(&self) -> Option<Benefit> {
         let placed = self.ranking.iter().map(|range| {
             let placement = self.residency.placement(range.pid, &range.range);
@@ -257,34 +316,11 @@ impl Observed<'_> {
             count * at.fast.0 as f64 / at.total().0 as f64
         };
         let served_now = parts.iter().map(in_fast).sum::<f64>() / count;
-        let last = (POINTS_MAX - 1) as u64;
-        let mut points: Vec<BenefitPoint> = Vec::with_capacity(POINTS_MAX);
-        let (mut next, mut below, mut served) = (0, 0, 0.0);
-        for i in 0..=last {
-            // Hot sets are small, so sizes lie closer together at the lower end.
-            let size = (u128::from(bytes) * u128::from(i * i) / u128::from(last * last)) as u64;
-            while let Some((count, placement)) = parts.get(next)
-                && below + placement.total().0 <= size
-            {
-                below += placement.total().0;
-                served += count;
-                next += 1;
-            }
-            let partly = parts.get(next).map_or(0.0, |(count, placement)| {
-                count * (size - below) as f64 / placement.total().0 as f64
-            });
-            let share = (served + partly) / count;
-            let point = BenefitPoint {
-                fast: ByteCount(size),
-                served_permille: match i == last {
-                    true => 1000,
-                    false => (share * 1000.0).round().clamp(0.0, 1000.0) as u16,
-                },
-            };
-            if points.last().is_none_or(|before| before.fast < point.fast) {
-                points.push(point);
-            }
-        }
+        let shares = match self.served {
+            Some(served) => served.shares()?,
+            None => ranked_shares(&parts, count, bytes),
+        };
+        let points = points(&shares, bytes);
         let waits = self.waits(served_now.clamp(0.0, 1.0));
         let running_ms = self.running_ms.min(RUNNING_MAX_MS);
         Benefit::new(points, self.latency_ns, running_ms, waits).ok()
@@ -315,6 +351,66 @@ impl Observed<'_> {
     }
 }
 
+/// The share of all accesses that each size serves by the heat of parts, the hottest first.
+fn ranked_shares(parts: &[(f64, PerTier<ByteCount>)], count: f64, bytes: u64) -> [f64; SIZES + 1] {
+    let mut shares = [0.0; SIZES + 1];
+    let (mut next, mut below, mut served) = (0, 0, 0.0);
+    for (at, share) in shares.iter_mut().enumerate() {
+        let size = (served::size(at) * bytes as f64) as u64;
+        while let Some((count, placement)) = parts.get(next)
+            && below + placement.total().0 <= size
+        {
+            below += placement.total().0;
+            served += count;
+            next += 1;
+        }
+        let partly = parts.get(next).map_or(0.0, |(count, placement)| {
+            count * size.saturating_sub(below) as f64 / placement.total().0 as f64
+        });
+        *share = ((served + partly) / count).clamp(0.0, 1.0);
+    }
+    shares[SIZES] = 1.0;
+    shares
+}
+
+/// Points whose connecting lines come nearest to the shares that all sizes of `bytes` serve.
+fn points(shares: &[f64; SIZES + 1], bytes: u64) -> Vec<BenefitPoint> {
+    let mut chosen = vec![0, SIZES];
+    while chosen.len() < POINTS_MAX {
+        let pairs = chosen.windows(2);
+        let off = pairs.flat_map(|pair| {
+            let (from, to) = (pair[0], pair[1]);
+            let slope = (shares[to] - shares[from]) / (served::size(to) - served::size(from));
+            (from + 1..to).map(move |at| {
+                let line = shares[from] + slope * (served::size(at) - served::size(from));
+                (at, (shares[at] - line).abs())
+            })
+        });
+        let Some((farthest, off)) = off.max_by(|a, b| a.1.total_cmp(&b.1)) else {
+            break;
+        };
+        if off < OFF_MIN {
+            break;
+        }
+        chosen.insert(chosen.partition_point(|at| *at < farthest), farthest);
+    }
+    let mut points: Vec<BenefitPoint> = vec![];
+    for at in chosen {
+        let point = BenefitPoint {
+            fast: ByteCount(match at {
+                SIZES => bytes,
+                _ => (served::size(at) * bytes as f64) as u64,
+            }),
+            served_permille: (shares[at] * 1000.0).round() as u16,
+        };
+        match points.last_mut() {
+            Some(before) if before.fast >= point.fast => *before = point,
+            _ => points.push(point),
+        }
+    }
+    points
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -332,6 +428,7 @@ mod tests {
         let observed = Observed {
             ranking: &ranking,
             residency: &residency,
+            served: None,
             latency_ns: PerTier {
                 fast: 100,
                 slow: 300,

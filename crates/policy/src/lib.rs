@@ -23,6 +23,7 @@ mod ranking;
 mod residency;
 mod rule;
 mod sample;
+pub mod served;
 mod share;
 mod significance;
 mod tier;

@@ -98,6 +98,7 @@ impl Agent {
         let observed = Observed {
             ranking: engine.ranking(),
             residency: engine.residency(),
+            served: loads_per_sample.map(|_| engine.served()),
             latency_ns: PerTier {
                 fast: *latency_ns.get(Level::First),
                 slow: *latency_ns.get(self.machine.tiers().slowest()),

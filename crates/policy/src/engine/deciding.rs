@@ -9,6 +9,7 @@ use super::strategy::Classify;
 use super::{Engine, EpochEnd, LookUps, State, Strategy};
 use crate::heat::WINDOWS;
 use crate::residency::CHUNKS_MAX;
+use crate::served::RANKINGS;
 use crate::{
     Block, ByLevel, ByteCount, Level, MIB, MoveBudget, Pid, Room, Sample, Situation, rank,
 };
@@ -110,6 +111,9 @@ impl<S: Strategy> Engine<S> {
                 continue;
             }
             process.classifier.add(addr, weight);
+            if S::COUNTS_BLOCKS {
+                self.served.add(pid, Block::of(addr), weight);
+            }
             let accessed = self.residency.accessed(pid, Block::of(addr));
             process.all_known &= !accessed.was_absent;
             self.strategy.saw(accessed.away, weight, None);
@@ -160,6 +164,7 @@ impl<S: Strategy> Engine<S> {
             rate: self.processes.values().map(|p| p.classifier.rate()).sum(),
         };
         self.strategy.end_epoch(&end);
+        self.served.end_epoch(elapsed_s);
         if is_light {
             // Requests for evidence stay.
             return self.proceed();
@@ -178,6 +183,14 @@ impl<S: Strategy> Engine<S> {
         if !is_known || self.ranking.is_empty() || is_due {
             let spaces = self.processes.iter();
             self.ranking = rank(spaces.map(|(&pid, p)| (pid, p.classifier.ranges())));
+        }
+        if S::COUNTS_BLOCKS && is_due {
+            let (at, spaces) = (self.served.due(), self.processes.iter());
+            let ranges = |p: &Process<S::Classifier>| {
+                p.classifier.ranges_over(RANKINGS[at]).collect::<Vec<_>>()
+            };
+            let ranking = rank(spaces.map(|(&pid, p)| (pid, ranges(p))));
+            self.served.rank(at, &ranking, &self.residency);
         }
         match self.strategy.look_ups(has_news, self.ranking.first()) {
             LookUps::NoPlan => return self.carry_out(Plans::default()),

@@ -56,6 +56,7 @@ use rechecks::Rechecks;
 use crate::damon::Prospect;
 pub use crate::numbers::{NotAState, Numbers};
 pub use crate::rule::{Balance, EpochEnd, Gain};
+use crate::served::Served;
 pub use crate::tier::Direction;
 pub use moves::BATCH_BLOCKS;
 pub use process::ProcessFigures;
@@ -138,6 +139,8 @@ pub struct Engine<S: Strategy = ByHeat> {
     sockets: BTreeMap<Pid, u32>,
     /// Ranking of the last plan; empty while nothing is accessed.
     ranking: Vec<RankedRange>,
+    /// Share of accesses that the hottest memory serves. A restored engine measures it anew.
+    served: Served,
     /// Remaining look-ups; the next one is last.
     look_ups: Vec<(Pid, Vec<Block>)>,
     rechecks: Rechecks,
@@ -180,6 +183,7 @@ impl<S: Strategy> Engine<S> {
             shares: BTreeMap::new(),
             sockets: BTreeMap::new(),
             ranking: vec![],
+            served: Served::default(),
             look_ups: vec![],
             rechecks: Rechecks::default(),
             moves: Moves::default(),
@@ -356,6 +360,11 @@ impl<S: Strategy> Engine<S> {
         &self.ranking
     }
 
+    /// The share of sampled accesses that the hottest memory of each size serves.
+    pub fn served(&self) -> &Served {
+        &self.served
+    }
+
     /// Known places of blocks.
     pub fn residency(&self) -> &ResidencyMap {
         &self.residency
@@ -365,7 +374,7 @@ impl<S: Strategy> Engine<S> {
     pub fn state_bytes(&self) -> usize {
         let processes = self.processes.values();
         let heat: usize = processes.map(|p| p.classifier.state_bytes()).sum();
-        heat + self.residency.state_bytes()
+        heat + self.residency.state_bytes() + self.served.state_bytes()
     }
 
     /// Number of unmovable blocks that wait for a retry.

@@ -46,6 +46,12 @@ pub trait Classify: Clone + std::fmt::Debug {
     /// The ranges, by address.
     fn ranges(&self) -> impl Iterator<Item = ClassifiedRange>;
 
+    /// The ranges by the heat of a window, if it has several windows.
+    fn ranges_over(&self, window: usize) -> impl Iterator<Item = ClassifiedRange> {
+        let _ = window;
+        self.ranges()
+    }
+
     /// Whether nothing was accessed recently.
     fn is_cold(&self) -> bool {
         self.ranges().all(|range| range.count == 0.0)
@@ -93,6 +99,10 @@ impl Classify for Heat {
 
     fn ranges(&self) -> impl Iterator<Item = ClassifiedRange> {
         Self::ranges(self).into_iter()
+    }
+
+    fn ranges_over(&self, window: usize) -> impl Iterator<Item = ClassifiedRange> {
+        Self::ranges_over(self, window).into_iter()
     }
 
     fn is_cold(&self) -> bool {

@@ -6,7 +6,7 @@
 use super::{CHUNK_BLOCKS, Chunk, Estimate, FIRST, Heat};
 use crate::{Block, ClassifiedRange, VirtRange};
 
-/// The window of the ranges: some seconds.
+/// The window of the ranges for people and look-ups: some seconds.
 const WINDOW: usize = 1;
 
 /// Maximum number of ranges of one process before groups replace blocks.
@@ -15,9 +15,14 @@ const RANGES_MAX: usize = 512;
 impl Heat {
     /// The ranges, by address.
     pub fn ranges(&self) -> Vec<ClassifiedRange> {
+        self.ranges_over(WINDOW)
+    }
+
+    /// The ranges by the heat of a window, by address.
+    pub fn ranges_over(&self, window: usize) -> Vec<ClassifiedRange> {
         let mut ranges = vec![];
         for level in 0..FIRST.len() {
-            ranges = self.ranges_of(level);
+            ranges = self.ranges_of(window, level);
             if ranges.len() <= RANGES_MAX {
                 break;
             }
@@ -26,7 +31,7 @@ impl Heat {
     }
 
     /// The ranges of groups at this level.
-    fn ranges_of(&self, level: usize) -> Vec<ClassifiedRange> {
+    fn ranges_of(&self, window: usize, level: usize) -> Vec<ClassifiedRange> {
         let size = 1u64 << (3 * level);
         let mut runs = Runs::default();
         let mut next = 0;
@@ -48,7 +53,7 @@ impl Heat {
                 match next.filter(|_| is_seen) {
                     // Memory without evidence is one run.
                     None => runs.push(at..end, 0.0),
-                    Some(chunk) => self.rates(chunk, level, |group, events| {
+                    Some(chunk) => self.rates(chunk, (window, level), |group, events| {
                         let group = group * size..(group + 1) * size;
                         runs.push(group.start.max(at)..group.end.min(end), events);
                     }),
@@ -69,21 +74,26 @@ impl Heat {
         runs.0.into_iter().filter_map(range).collect()
     }
 
-    /// Calls `each` with the number of each group of a chunk, and one block's events in the window.
-    fn rates(&self, chunk: &Chunk, level: usize, mut each: impl FnMut(u64, f64)) {
+    /// Calls `each` with the number of each group of a chunk at a level, and one block's events in the window.
+    fn rates(
+        &self,
+        chunk: &Chunk,
+        (window, level): (usize, usize),
+        mut each: impl FnMut(u64, f64),
+    ) {
         let groups = CHUNK_BLOCKS >> (3 * level);
         let first = chunk.number * groups as u64;
-        let span_s = self.span_s(WINDOW);
+        let span_s = self.span_s(window);
         if level == 0 {
             let mut estimates = [Estimate::default(); CHUNK_BLOCKS];
-            self.estimates(WINDOW, Block(first), &mut estimates);
+            self.estimates(window, Block(first), &mut estimates);
             for (block, estimate) in (first..).zip(&estimates) {
                 each(block, estimate.rate * span_s);
             }
             return;
         }
         for at in 0..groups {
-            let (events, exposure_s) = self.seen(chunk, WINDOW, FIRST[level] + at);
+            let (events, exposure_s) = self.seen(chunk, window, FIRST[level] + at);
             let rate = match exposure_s > 0.0 {
                 true => events / exposure_s,
                 false => 0.0,

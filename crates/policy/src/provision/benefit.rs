@@ -62,15 +62,20 @@ impl Curve {
         below.saved_us + (more / u128::from(above.bytes - below.bytes)) as u64
     }
 
-    /// The part within `bounds` as pieces of falling slope: the concave hull.
-    fn pieces(&self, bounds: &Bounds) -> Vec<(u64, u64)> {
+    /// The part within `bounds` as pieces of falling slope: the concave hull. Memory that the VM has already counts for
+    /// more than memory that it would be given.
+    fn pieces(&self, bounds: &Bounds, current: u64) -> Vec<(u64, u64)> {
         let inner = self.points().iter().map(|point| point.bytes);
-        let inner = inner.filter(|bytes| bounds.least < *bytes && *bytes < bounds.most);
+        let mut sizes: Vec<_> = inner.chain([current]).collect();
+        sizes.retain(|bytes| bounds.least < *bytes && *bytes < bounds.most);
+        sizes.sort_unstable();
         let mut hull: Vec<Point> = vec![];
-        for bytes in [bounds.least].into_iter().chain(inner).chain([bounds.most]) {
+        for bytes in [bounds.least].into_iter().chain(sizes).chain([bounds.most]) {
+            let kept = self.saved_us(bytes.min(current));
             let new = Point {
                 bytes,
-                saved_us: self.saved_us(bytes),
+                // A curve's times are far below 2^60.
+                saved_us: kept * KEPT + (self.saved_us(bytes) - kept) * GIVEN,
             };
             while let [.., before, last] = hull[..]
                 && is_steeper(piece(last, new), piece(before, last))
@@ -85,6 +90,11 @@ impl Curve {
         pieces.take_while(|(_, saved_us)| *saved_us > 0).collect()
     }
 }
+
+/// Memory goes from one VM to another only if it saves a fifth more time there: estimates have errors, and each move
+/// costs time. These are the weights of memory that a VM has and of memory that it would be given.
+const KEPT: u64 = 6;
+const GIVEN: u64 = 5;
 
 /// Its size, and the time that it saves.
 fn piece(from: Point, to: Point) -> (u64, u64) {
@@ -124,7 +134,8 @@ impl SmoothedCurve {
 }
 
 /// Divides `pool` between VMs with curves: each VM begins with its minimum, and the piece that saves most per byte is
-/// next. Pieces that save the same are cut in proportion. The rest is divided by `weights`.
+/// next. Pieces that save the same are cut in proportion. The rest is divided by `weights`. `current` is what each VM
+/// has now.
 ///
 /// VMs without a curve get what `weights` give them of the rest. The sum of `least` must not exceed the pool.
 pub(super) fn divide(
@@ -132,11 +143,13 @@ pub(super) fn divide(
     curves: &[Option<Curve>],
     weights: &[u64],
     bounds: &[Bounds],
+    current: &[u64],
 ) -> Vec<u64> {
     let mut grants: Vec<u64> = bounds.iter().map(|bounds| bounds.least).collect();
     let mut pieces: Vec<(usize, (u64, u64))> = vec![];
-    for (vm, (curve, bounds)) in curves.iter().zip(bounds).enumerate() {
-        let of_vm = curve.map(|curve| curve.pieces(bounds)).unwrap_or_default();
+    for (vm, ((curve, bounds), &current)) in curves.iter().zip(bounds).zip(current).enumerate() {
+        let of_vm = curve.map(|curve| curve.pieces(bounds, current));
+        let of_vm = of_vm.unwrap_or_default();
         pieces.extend(of_vm.into_iter().map(|piece| (vm, piece)));
     }
     pieces.sort_by(|(_, a), (_, b)| slope(*b, *a).cmp(&slope(*a, *b)));

@@ -9,8 +9,8 @@
 //!   [`Policy::Wss`] the working set for fast memory, and the memory in use for slow memory.
 //! - *curve*: the time that a VM's programs save with fast memory of each size.
 //! - *floor*: the minimum of a VM: its guarantee and, under memory pressure, the part of its memory that it uses. A VM
-//!   without a weight keeps all it has (all VMs with [`Policy::Static`], an untracked one with [`Policy::Wss`]). With
-//!   [`Policy::Benefit`] the size at which a VM's service level holds is part of its floor, as far as the pool reaches.
+//!   without a weight keeps all it has (all VMs with [`Policy::Static`], an untracked one with [`Policy::Wss`]). For
+//!   other VMs the fast memory at which their service level holds is part of the floor, as far as the pool reaches.
 //!
 //! # Approach
 //! Equation 1 of Lee, Gupta and Schwan: pool × weight ÷ sum of weights, within each VM's floor and limit. `fill` finds
@@ -18,8 +18,8 @@
 //! nothing changes unless some VM's grant changes by a minimum step.
 //!
 //! With [`Policy::Benefit`] fast memory goes where the next MiB saves most time (`benefit`). The concave hull of each
-//! curve between floor and limit has pieces of falling slope. The steepest piece of all VMs is next. Memory that saves
-//! nothing is divided by shares.
+//! curve between floor and limit has pieces of falling slope. The steepest piece of all VMs is next. Memory moves to
+//! another VM only if it saves a fifth more time there. Memory that saves nothing is divided by shares.
 //!
 //! # Properties
 //! - The grants of a tier never exceed its pool.
@@ -158,10 +158,11 @@ fn allocate_tier(
     raise(pool, &mut bounds, parts.iter().map(|part| part.floor));
     raise(pool, &mut bounds, parts.iter().map(|part| part.service));
     let weights: Vec<_> = parts.iter().map(|part| part.weight).collect();
+    let current: Vec<_> = parts.iter().map(|part| part.current).collect();
     let divided = match (policy, tier) {
         (Policy::Benefit, Tier::Fast) => {
             let curves: Vec<_> = claims.iter().map(Claim::curve).collect();
-            divide(pool, &curves, &weights, &bounds)
+            divide(pool, &curves, &weights, &bounds, &current)
         }
         _ => fill(pool, &weights, &bounds),
     };
@@ -170,7 +171,6 @@ fn allocate_tier(
         .zip(&bounds)
         .map(|(grant, bounds)| bounds.clamp(grant / BLOCK_SIZE * BLOCK_SIZE))
         .collect();
-    let current: Vec<_> = parts.iter().map(|part| part.current).collect();
     let allowed = |(&now, bounds): (&u64, &Bounds)| bounds.clamp(now) == now;
     let may_stay =
         current.iter().zip(&bounds).all(allowed) && sum(current.iter().copied()) <= pool.into();
@@ -240,8 +240,8 @@ impl Part {
         Self {
             bounds,
             floor: bounds.clamp(in_use),
-            service: match (policy, tier, claim.service) {
-                (Policy::Benefit, Tier::Fast, Some(service)) => bounds.clamp(service.0),
+            service: match (tier, claim.service) {
+                (Tier::Fast, Some(service)) => bounds.clamp(service.0),
                 _ => bounds.least,
             },
             weight,

@@ -217,11 +217,15 @@ fn a_service_level_raises_the_floor_as_far_as_the_pool_reaches() {
     );
     let both = [level(400, dear), level(200, dear)];
     assert_eq!(fast(Policy::Benefit, 300, &both), [200, 100]);
-    // Other policies know no service levels.
     assert_eq!(
         fast(Policy::Shares, 100, &[dear, level(80, cheap)]),
-        [50, 50]
+        [20, 80]
     );
+    let wss = [
+        working(claim(1), 100, false),
+        level(80, working(claim(1), 0, false)),
+    ];
+    assert_eq!(fast(Policy::Wss, 100, &wss), [20, 80]);
 }
 
 /// Claims whose present state follows all rules, and pools that hold it.

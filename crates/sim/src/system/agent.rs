@@ -420,6 +420,7 @@ impl<S: Strategy> Manager for SimulatedAgent<S> {
         let observed = Observed {
             ranking: engine.ranking(),
             residency: engine.residency(),
+            served: matches!(self.tracker, Tracker::Sampler(_)).then(|| engine.served()),
             latency_ns: PerTier { fast, slow },
             running_ms: self.settings.vcpus.saturating_mul(1000),
             loads_per_s: match self.tracker {
