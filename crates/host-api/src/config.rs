@@ -153,6 +153,11 @@ pub struct VmConfig {
     /// Weight of the VM under the policy "shares".
     #[serde(default = "default_share")]
     pub share: u32,
+    /// Service level: the largest slowdown against a VM whose memory is all fast, percent, 1 to 1000. The
+    /// VM gets the fast memory that its agent's estimate needs for this, at its upper bound. Policy "static"
+    /// changes no size. Pool and `limit_mib` may not suffice: `demeter host status` says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slowdown_max_percent: Option<u32>,
     /// Out-of-memory allowance, MiB. The guest's kernel may reclaim this much of the balloon by
     /// itself. It counts as owned slow memory and as guaranteed.
     #[serde(default = "default_oom_mib")]
@@ -368,7 +373,7 @@ impl VmConfig {
         }
     }
 
-    /// Whether `other` describes the same VM and differs in sizes or share only.
+    /// Whether `other` describes the same VM and differs in sizes, share or service level only.
     pub fn differs_in_sizes_only(&self, other: &Self) -> bool {
         let sizes_of = |of: &TierConfig, from: &TierConfig| TierConfig {
             size_mib: from.size_mib,
@@ -378,6 +383,7 @@ impl VmConfig {
         };
         let with = Self {
             share: other.share,
+            slowdown_max_percent: other.slowdown_max_percent,
             pool: other.pool.clone(),
             fast: sizes_of(&self.fast, &other.fast),
             slow: sizes_of(&self.slow, &other.slow),
@@ -421,6 +427,7 @@ impl VmConfig {
             history: HistoryConfig::default(),
             provisioner,
             share: default_share(),
+            slowdown_max_percent: None,
             oom_mib: default_oom_mib(),
             hard_limit_extra_mib: None,
             fast: tier(Tier::Fast),
@@ -512,6 +519,14 @@ impl VmConfig {
         if self.share == 0 {
             return Err(wrong(format!("vm.{name}.share = 0"), "set 1 or more"));
         }
+        if let Some(percent) = self.slowdown_max_percent
+            && !(1..=SLOWDOWN_PERCENT_MAX).contains(&percent)
+        {
+            return Err(wrong(
+                format!("vm.{name}.slowdown_max_percent = {percent}"),
+                "give 1 to 1000: at most so many percent slower than with fast memory alone",
+            ));
+        }
         within(&format!("vm.{name}.oom_mib"), self.oom_mib)?;
         if let Some(extra_mib) = self.hard_limit_extra_mib {
             within(&format!("vm.{name}.hard_limit_extra_mib"), extra_mib)?;
@@ -571,6 +586,9 @@ impl VmConfig {
         Ok(())
     }
 }
+
+/// Maximum of `slowdown_max_percent`. Slow memory of more than eleven times the latency is no memory tier.
+const SLOWDOWN_PERCENT_MAX: u32 = 1000;
 
 /// 8 PiB. As much for each of [`VMS_MAX`] VMs still adds up to bytes in 64 bits.
 const MIB_MAX: u64 = 1 << 33;

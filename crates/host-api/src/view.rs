@@ -5,8 +5,10 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use demeter_policy::TierBytes;
+use demeter_policy::benefit::{Benefit, Slowdown};
 use demeter_policy::provision::{Policy, ProvisionerKind};
+use demeter_policy::{ByteCount, TierBytes};
+use demeter_proto::BENEFIT_TOLD;
 use serde::{Deserialize, Serialize};
 
 /// A snapshot of the host.
@@ -204,11 +206,53 @@ pub struct VmView {
     pub working_set_bytes: Option<u64>,
     /// Share of time in which some task of the guest waited for memory, 0 to 1.
     pub pressure: Option<f64>,
+    /// Protocol version of its agent; `None` while none is connected.
+    #[serde(default)]
+    pub protocol: Option<u16>,
+    /// Benefit of fast memory, as its agent estimates it.
+    #[serde(default)]
+    pub benefit: Option<Benefit>,
+    /// Its service level; `None` without `slowdown_max_percent`.
+    #[serde(default)]
+    pub service: Option<ServiceView>,
     /// Where its memory lies on the host; `None` until its pages were counted.
     #[serde(default)]
     pub places: Option<PlacesView>,
     /// Current problem of the VM, for people.
     pub problem: Option<String>,
+}
+
+/// The reason why a VM has no estimate of its slowdown, by its agent's protocol version.
+pub fn no_estimate(protocol: Option<u16>) -> String {
+    match protocol {
+        None => "its slowdown is unknown: no agent is connected".into(),
+        Some(version) if version < BENEFIT_TOLD => format!(
+            "its slowdown is unknown: its agent speaks protocol {version}, and estimates come with {BENEFIT_TOLD}; \
+             upgrade the agent"
+        ),
+        Some(_) => {
+            "its slowdown is unknown: its agent has not seen enough memory accesses yet".into()
+        }
+    }
+}
+
+impl VmView {
+    /// Slowdown with the fast memory that it owns, against a VM whose memory is all fast.
+    pub fn slowdown(&self) -> Option<Slowdown> {
+        let owned = ByteCount(self.owned?.fast_bytes);
+        Some(self.benefit.as_ref()?.slowdown(owned))
+    }
+}
+
+/// A VM's service level.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct ServiceView {
+    /// The largest slowdown against a VM whose memory is all fast, percent.
+    pub slowdown_max_percent: u32,
+    /// Fast memory that it needs for this, by the upper bound of its agent's estimate.
+    pub needs_bytes: Option<u64>,
+    /// Why the level is not met or not known to be, if so.
+    pub unmet: Option<String>,
 }
 
 /// Where a VM's memory lies on the host.

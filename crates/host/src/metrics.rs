@@ -253,6 +253,16 @@ fn guests(host: &HostView, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         |vm| Some(f64::from(u8::from(vm.state == VmState::Marked))),
     )?;
     by_vm(
+        "vm_service_unmet",
+        "Whether a VM's slowdown_max_percent is not met, or not known to be met",
+        |vm| Some(f64::from(u8::from(vm.service.as_ref()?.unmet.is_some()))),
+    )?;
+    by_vm(
+        "vm_slowdown_ratio",
+        "Time that a VM's programs take, against fast memory alone; the upper bound of its agent's estimate",
+        |vm| Some(vm.slowdown()?.max),
+    )?;
+    by_vm(
         "vm_fast_hit_ratio",
         "Share of sampled accesses that fast memory served",
         |vm| vm.fast_hit,
@@ -325,7 +335,7 @@ fn counts(host: &HostView, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::view::{PlaceView, PlacesView, RelocationView};
+    use crate::view::{PlaceView, PlacesView, RelocationView, ServiceView};
 
     #[test]
     #[expect(clippy::too_many_lines, reason = "a whole page of metrics")]
@@ -338,6 +348,16 @@ mod tests {
             name: "db".into(),
             state: VmState::Up,
             owned: Some(tiers(7, 8)),
+            service: Some(ServiceView {
+                slowdown_max_percent: 10,
+                needs_bytes: Some(8),
+                unmet: Some("it owns 7 so far".into()),
+            }),
+            benefit: serde_json::from_str(
+                "{\"points\": [[0, 0], [14, 1000]], \"fast_latency_ns\": 100, \"slow_latency_ns\": 200, \
+                 \"running_ms\": 1, \"waits_min_permille\": 0, \"waits_max_permille\": 500}",
+            )
+            .unwrap(),
             may_hold: tiers(77, 8),
             returned_bytes: 9,
             overruns: 2,
@@ -393,6 +413,8 @@ mod tests {
             "demeter_host_vm_elsewhere_bytes{vm=\"db\",tier=\"fast\"} 5",
             "demeter_host_vm_on_node_bytes{vm=\"db\",tier=\"fast\",node=\"2\"} 5",
             "demeter_host_vm_marked{vm=\"db\"} 0.0",
+            "demeter_host_vm_service_unmet{vm=\"db\"} 1.0",
+            "demeter_host_vm_slowdown_ratio{vm=\"db\"} 1.25",
             "demeter_host_committed_bytes{tier=\"fast\"} 70",
             "demeter_host_vm_owned_bytes{vm=\"db\",tier=\"slow\"} 8",
             "demeter_host_vm_up{vm=\"web\"} 0.0",
@@ -405,7 +427,9 @@ mod tests {
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
         }
-        assert!(!text.contains("vm_owned_bytes{vm=\"web\""), "{text}");
+        for of_some in ["vm_owned_bytes", "vm_service_unmet", "vm_slowdown_ratio"] {
+            assert!(!text.contains(&format!("{of_some}{{vm=\"web\"")), "{text}");
+        }
         assert!(text.ends_with("# EOF\n"));
         let counters = text
             .lines()

@@ -7,6 +7,7 @@
 mod deciding;
 mod facts;
 mod places;
+mod service;
 
 use std::convert::Infallible;
 use std::future;

@@ -70,8 +70,12 @@ pub(crate) enum News {
     /// How the guest uses its memory, from its histories.
     Usage(Stats),
     /// Where the guest's agent reports how it uses its memory. Not each report is news: a thousand
-    /// agents report once a second, and the controller needs the latest once a second.
-    Reports(watch::Receiver<Option<Stats>>),
+    /// agents report once a second, and the controller needs the latest once a second. Then its
+    /// session.
+    Reports(
+        watch::Receiver<Option<Stats>>,
+        watch::Receiver<Option<GuestSession>>,
+    ),
     /// Where its memory lies on the host; `None` if unknown.
     Places(Option<Places>),
     /// The VM is managed by this component from now on.

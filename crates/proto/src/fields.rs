@@ -21,7 +21,7 @@ const UNKNOWN: u16 = 0xffff;
 const RELOCATION_TOLD: u16 = 3;
 
 /// First version whose statistics include the benefit of fast memory.
-const BENEFIT_TOLD: u16 = 4;
+pub const BENEFIT_TOLD: u16 = 4;
 
 /// Appends the payload in the format of `version` and returns its kind.
 pub(crate) fn write(

@@ -22,6 +22,7 @@ mod message;
 mod text;
 mod version;
 
+pub use fields::BENEFIT_TOLD;
 pub use frame::{DecodeError, Decoder, ENCODED_BYTES_MAX, PAYLOAD_BYTES_MAX, encode, encode_as};
 pub use message::{
     BootId, Done, EncodeError, GpaRange, Hello, Message, NODES_MAX, NodeStats, NodeTotal, Nonce,

@@ -20,6 +20,7 @@ mod text;
 pub use draw::along::shares_svg;
 pub use draw::field::maps_svg;
 pub use draw::lines::throughput_svg;
+pub use draw::speeds::{Speeds, speeds_svg};
 pub use export::csv::csv;
 pub use export::parquet::parquet;
 pub use export::rows::{RunRow, columns};

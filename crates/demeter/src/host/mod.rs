@@ -1,5 +1,6 @@
 //! `demeter host`: runs the controller of a host's VMs, or queries it.
 
+mod assess;
 mod check;
 pub mod client;
 mod fits;
@@ -42,6 +43,8 @@ Examples:
   demeter host policy wss                        divides by working sets from now on
   demeter host vm add new.toml                   manages the VMs of a file, too
   demeter host vm set db --fast-guarantee-mib 512  guarantees a VM fast memory
+  demeter host vm set db --slowdown-max-percent 10  gives a VM the fast memory that it needs
+  demeter host assess                            what less or more fast memory would cost
   demeter host check /etc/demeter/host.toml      what is wrong with it, and what it would change
   demeter host reload                            takes over what the file says now
   demeter host evacuate                          gives all VMs all their memory back
@@ -77,6 +80,8 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Show how fast VMs would be with less or more fast memory, by their agents' estimates
+    Assess(assess::Args),
     /// Resize a VM
     Set(SetArgs),
     /// Manage a marked VM again, whose guest named memory that it does not hold (see `demeter host status`)
@@ -134,6 +139,10 @@ Choose a policy to end it: demeter host policy static")]
         /// A file with sections as in the configuration: [vm.NAME]
         #[arg(value_name = "VM.toml")]
         file: PathBuf,
+        /// A managed VM whose programs need as much fast memory, for slowdown_max_percent [default: the
+        /// VM of the same name]
+        #[arg(long, value_name = "VM")]
+        like: Option<String>,
         #[command(flatten)]
         client: Client,
     },
@@ -215,6 +224,7 @@ pub fn host(args: Args) -> anyhow::Result<()> {
                 output::print(status::text(&view))
             }
         }
+        Command::Assess(args) => assess::assess(&args),
         Command::Set(args) => set(args),
         Command::Vm(command) => vm::vm(command),
         Command::Policy { policy, client, .. } => match policy {
@@ -228,7 +238,7 @@ pub fn host(args: Args) -> anyhow::Result<()> {
             let changes: Vec<KeyChange> = client.post_for("/v1/reload")?;
             output::print(check::lines(&changes))
         }
-        Command::Fits { file, client } => fits::fits(&file, &client),
+        Command::Fits { file, like, client } => fits::fits(&file, like.as_deref(), &client),
         Command::Evacuate { wait, client } => evacuate(&client, wait),
         Command::Watch { client } => watch(&client),
     }

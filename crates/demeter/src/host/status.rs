@@ -51,6 +51,10 @@ pub fn text(view: &HostView) -> String {
         if let Some(problem) = &vm.problem {
             text += &format!("{}: {}\n", vm.name, shown(problem));
         }
+        let unmet = vm.service.as_ref().and_then(|of| of.unmet.as_ref());
+        if let Some(why) = unmet {
+            text += &format!("{}: {}\n", vm.name, shown(why));
+        }
     }
     text
 }
@@ -232,7 +236,7 @@ pub fn event_line(event: &EventView) -> String {
 
 #[cfg(test)]
 mod tests {
-    use demeter_host::view::LeftAloneView;
+    use demeter_host::view::{LeftAloneView, ServiceView};
     use demeter_policy::provision::Policy;
 
     use super::*;
@@ -282,6 +286,11 @@ mod tests {
                     state: VmState::Down,
                     target: mib(100, 400),
                     problem: Some("nobody listens".into()),
+                    service: Some(ServiceView {
+                        slowdown_max_percent: 10,
+                        needs_bytes: None,
+                        unmet: Some("its slowdown is unknown: no agent is connected".into()),
+                    }),
                     ..VmView::default()
                 },
             ],
@@ -296,7 +305,8 @@ mod tests {
              db            up          250     200       800     800  99 %      1.5  -0.2 rests  demeter-balloon  2,0 / 2\n\
              web-frontend  down          -     100         -     400     -        -           -  demeter-balloon  -\n\
              left alone: old (512 MiB): it has 1 NUMA cells, not two\n\
-             web-frontend: nobody listens\n"
+             web-frontend: nobody listens\n\
+             web-frontend: its slowdown is unknown: no agent is connected\n"
         );
     }
 

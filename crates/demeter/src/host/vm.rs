@@ -20,7 +20,7 @@ pub enum Command {
         #[command(flatten)]
         client: Client,
     },
-    /// Change a VM's guarantees, limits, share or pool
+    /// Change a VM's guarantees, limits, share, service level or pool
     Set(Box<SetArgs>),
     /// Manage a VM no longer; it keeps the memory that it has
     Remove {
@@ -44,7 +44,7 @@ pub enum Command {
 /// Values of a VM; those that are left out stay.
 #[derive(clap::Args)]
 #[group(id = "values", required = true, multiple = true, args = [
-    "share", "pool", "fast_guarantee_mib", "fast_limit_mib", "slow_guarantee_mib", "slow_limit_mib",
+    "share", "slowdown_max_percent", "pool", "fast_guarantee_mib", "fast_limit_mib", "slow_guarantee_mib", "slow_limit_mib",
 ])]
 pub struct SetArgs {
     /// The VM
@@ -52,6 +52,9 @@ pub struct SetArgs {
     /// Its weight under the policy "shares"
     #[arg(long, value_name = "N")]
     share: Option<u32>,
+    /// Its largest slowdown against a VM whose memory is all fast, percent
+    #[arg(long, value_name = "P")]
+    slowdown_max_percent: Option<u32>,
     /// Its pool
     #[arg(long, value_name = "NAME")]
     pool: Option<String>,
@@ -103,6 +106,7 @@ impl SetArgs {
         VmChange {
             pool: self.pool.clone().map(PoolName),
             share: self.share,
+            slowdown_max_percent: self.slowdown_max_percent,
             fast: TierDefaults {
                 guarantee_mib: self.fast_guarantee_mib,
                 limit_mib: self.fast_limit_mib,

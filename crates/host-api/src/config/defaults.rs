@@ -22,6 +22,9 @@ pub struct Defaults {
     /// Weight under the policy "shares".
     #[serde(skip_serializing_if = "Option::is_none")]
     pub share: Option<u32>,
+    /// Largest slowdown against a VM whose memory is all fast, percent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slowdown_max_percent: Option<u32>,
     /// Out-of-memory allowance, MiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub oom_mib: Option<u64>,
@@ -59,6 +62,7 @@ impl Defaults {
         };
         VmConfig {
             share: self.share.unwrap_or(vm.share),
+            slowdown_max_percent: self.slowdown_max_percent,
             oom_mib: self.oom_mib.unwrap_or(vm.oom_mib),
             hard_limit_extra_mib: self.hard_limit_extra_mib,
             fast: tier(vm.fast, &self.fast),

@@ -20,6 +20,9 @@ pub struct VmChange {
     /// Weight under the policy "shares".
     #[serde(skip_serializing_if = "Option::is_none")]
     pub share: Option<u32>,
+    /// Largest slowdown against a VM whose memory is all fast, percent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slowdown_max_percent: Option<u32>,
     /// Guarantee and limit of fast memory.
     #[serde(skip_serializing_if = "TierDefaults::is_empty")]
     pub fast: TierDefaults,
@@ -42,6 +45,7 @@ impl VmChange {
         };
         self.pool = later.pool.or(self.pool.take());
         self.share = later.share.or(self.share);
+        self.slowdown_max_percent = later.slowdown_max_percent.or(self.slowdown_max_percent);
         tier(&mut self.fast, later.fast);
         tier(&mut self.slow, later.slow);
     }
@@ -56,6 +60,7 @@ impl VmChange {
         }
         vm.pool = self.pool.clone().or(vm.pool);
         vm.share = self.share.unwrap_or(vm.share);
+        vm.slowdown_max_percent = self.slowdown_max_percent.or(vm.slowdown_max_percent);
         vm
     }
 }

@@ -4,7 +4,7 @@
 //! - `PUT /v1/vms/{name}/tiers`: [`Tiers`]; sets a VM's desired size.
 //! - `PUT /v1/vms/{name}`: a VM's section as JSON; adds the VM.
 //! - `DELETE /v1/vms/{name}?running=true`: removes a VM.
-//! - `PUT /v1/vms/{name}/settings`: [`VmChange`]; changes guarantee, limit, share or pool.
+//! - `PUT /v1/vms/{name}/settings`: [`VmChange`]; changes guarantee, limit, share, service level or pool.
 //! - `DELETE /v1/vms/{name}/settings`: makes the VM follow the configuration's file again.
 //! - `POST /v1/vms/{name}/forgive`: lifts the hostile mark of a VM.
 //! - `PUT /v1/policy`: [`PolicyChoice`]; sets the policy that divides memory.
@@ -305,7 +305,8 @@ async fn set(
 ) -> Response {
     match change {
         Ok(Json(change)) if change.is_empty() => {
-            let error = "set share, pool, fast or slow (guarantee_mib, limit_mib)";
+            let error =
+                "set share, slowdown_max_percent, pool, fast or slow (guarantee_mib, limit_mib)";
             problem(StatusCode::BAD_REQUEST, error)
         }
         Ok(Json(change)) => ask_for(&handle, peer, &name, Asked::Change(change), false).await,

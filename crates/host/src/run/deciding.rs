@@ -23,6 +23,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use domains::found_before;
 
 use super::facts::{VmFacts, limits};
+use super::service::Service;
 use super::{QUEUE_MAX, RunError, Tasks};
 use crate::api::Change;
 use crate::config::{Config, Pool, Settings, VmConfig};
@@ -242,7 +243,7 @@ impl Deciding {
         let Some(known) = self.facts.get_mut(name) else {
             return;
         };
-        self.stale |= !matches!(news, News::Usage(_) | News::Reports(_) | News::Places(_));
+        self.stale |= !matches!(news, News::Usage(_) | News::Reports(..) | News::Places(_));
         match news {
             News::Observation(observation) => {
                 known.observe(&observation);
@@ -267,7 +268,7 @@ impl Deciding {
                     self.observe(name, Observation::OwnedChanged);
                 }
             }
-            News::Reports(reports) => known.reported_at(reports),
+            News::Reports(reports, session) => known.reported_at(reports, session),
             News::Places(places) => known.places = places,
             News::Managed(by) => {
                 if known.managed_by.replace(by) != Some(by) {
@@ -419,7 +420,7 @@ fn claim(vm: &VmStatus, known: &VmFacts) -> provision::Claim {
         },
         usage: known.usage,
         pinned,
-        service: None,
+        service: known.service.as_ref().and_then(Service::needs),
     }
 }
 

@@ -6,6 +6,8 @@ use demeter_policy::{ByteCount, NodeId, PerTier, TierBytes};
 use demeter_proto::{NodeStats, Stats};
 use tokio::sync::watch;
 
+use super::service::Service;
+use crate::agent::GuestSession;
 use crate::config::VmConfig;
 use crate::controller::{Limits, Observation};
 use crate::memory::Places;
@@ -18,6 +20,8 @@ const PRESSED_PERMILLE: u16 = 100;
 #[derive(Debug)]
 pub(super) struct VmFacts {
     pub share: u32,
+    /// Its service level, if it has one.
+    pub service: Option<Service>,
     /// Its configured limits.
     pub limits: Limits,
     pub provisioner: ProvisionerKind,
@@ -26,6 +30,8 @@ pub(super) struct VmFacts {
     nodes: PerTier<NodeId>,
     /// Where its agent reports.
     reports: Option<watch::Receiver<Option<Stats>>>,
+    /// Its agent's session.
+    session: Option<watch::Receiver<Option<GuestSession>>>,
     /// Memory returned to the host.
     pub returned: ByteCount,
     /// Number of overruns, and the size of the latest.
@@ -55,11 +61,13 @@ impl VmFacts {
     pub fn new(config: &VmConfig) -> Self {
         Self {
             share: config.share,
+            service: config.slowdown_max_percent.map(Service::new),
             limits: limits(config),
             provisioner: config.provisioner,
             managed_by: None,
             nodes: config.nodes(),
             reports: None,
+            session: None,
             returned: ByteCount(0),
             overruns: 0,
             overrun: TierBytes::default(),
@@ -93,6 +101,9 @@ impl VmFacts {
             self.working_set = Smoothed::default();
             self.curve = SmoothedCurve::default();
             self.benefit = None;
+            if let Some(service) = &mut self.service {
+                service.forget();
+            }
             self.fast_hit = None;
             self.relocation = None;
             self.pressure = None;
@@ -102,8 +113,37 @@ impl VmFacts {
     }
 
     /// From now on reads the reports of the guest's agent here.
-    pub fn reported_at(&mut self, reports: watch::Receiver<Option<Stats>>) {
+    pub fn reported_at(
+        &mut self,
+        reports: watch::Receiver<Option<Stats>>,
+        session: watch::Receiver<Option<GuestSession>>,
+    ) {
         self.reports = Some(reports);
+        self.session = Some(session);
+    }
+
+    /// Protocol version of its agent; `None` while none is connected.
+    pub fn protocol(&self) -> Option<u16> {
+        Some(self.session.as_ref()?.borrow().as_ref()?.version)
+    }
+
+    /// Takes over what may change while the VM's task goes on.
+    pub fn resized(&mut self, config: &VmConfig) {
+        self.share = config.share;
+        self.limits = limits(config);
+        let percent = self.service.as_ref().map(Service::percent);
+        if percent != config.slowdown_max_percent {
+            self.service = config.slowdown_max_percent.map(Service::new);
+            self.estimate_service();
+        }
+    }
+
+    fn estimate_service(&mut self) {
+        match (&mut self.service, &self.benefit) {
+            (Some(service), Some(benefit)) => service.update(benefit),
+            (Some(service), None) => service.forget(),
+            (None, _) => {}
+        }
     }
 
     /// Takes the latest report of the guest's agent, if it is new. Returns the same as `used`.
@@ -145,6 +185,7 @@ impl VmFacts {
         });
         let share = |permille: demeter_proto::Permille| f64::from(permille.get()) / 1000.0;
         self.benefit.clone_from(&stats.benefit);
+        self.estimate_service();
         self.fast_hit = stats.fast_hit.map(share);
         self.relocation = stats.relocation.map(|of| RelocationView {
             cost_ms: of.cost_ms,

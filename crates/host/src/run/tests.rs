@@ -16,6 +16,7 @@ mod hostile;
 mod pools;
 mod resets;
 mod scale;
+mod service;
 mod settings;
 
 use super::*;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
+use demeter_policy::benefit::Benefit;
 use demeter_policy::{BLOCK_SIZE, ByteCount, GuestPhysAddr, NodeId};
 use demeter_proto::{
     Done, GpaRange, Message, NodeStats, Nonce, Outcome, Permille, Ranges, RequestId, Resize, Stats,
@@ -28,6 +29,7 @@ struct State {
     /// Blocks that the guest does not give up.
     in_use: BTreeMap<NodeId, usize>,
     silent: bool,
+    benefit: Option<Benefit>,
     boot: u8,
     session: u64,
 }
@@ -109,6 +111,11 @@ impl FakeGuest {
         self.state.lock().unwrap().in_use.insert(node, blocks);
     }
 
+    /// Reports this benefit of fast memory from now on.
+    pub fn report_benefit(&self, benefit: Benefit) {
+        self.state.lock().unwrap().benefit = Some(benefit);
+    }
+
     /// Stops all messages.
     pub fn fall_silent(&self) {
         self.state.lock().unwrap().silent = true;
@@ -181,7 +188,7 @@ fn stats(state: &State) -> Message {
         psi_full: Permille::new(0),
         fast_hit: Some(Permille::new(900)),
         relocation: None,
-        benefit: None,
+        benefit: state.benefit.clone(),
         oom_returned: ByteCount(0),
         nodes: state.nodes.iter().map(node).collect(),
     })

@@ -50,7 +50,8 @@ impl VmTask {
         let agent = connection.agent.clone().or(named);
         let agent = agent.map(|of| AgentClient::to(of, self.outside.clone(), random_id()));
         if let Some(agent) = &agent {
-            self.tell(News::Reports(agent.stats())).await?;
+            self.tell(News::Reports(agent.stats(), agent.peer()))
+                .await?;
         }
         let needed = self.config.provisioner == ProvisionerKind::DemeterBalloon;
         let mut guest = agent.as_ref().map(|agent| Guest {

@@ -102,6 +102,7 @@ impl ControllerSetup {
                 owner_uid: None,
                 provisioner: self.provisioner,
                 share: vm.share,
+                slowdown_max_percent: None,
                 oom_mib: 0,
                 hard_limit_extra_mib: None,
                 fast: tier("node0", size.fast_mib, limit.fast_mib, fast_mib),

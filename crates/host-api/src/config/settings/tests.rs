@@ -23,8 +23,10 @@ fn file(shares: &[u32]) -> Config {
 fn change() -> impl Strategy<Value = VmChange> {
     let mib = || prop::option::of(0..200_u64);
     let share = prop::option::of(1..9_u32);
-    (share, mib(), mib()).prop_map(|(share, guarantee_mib, limit_mib)| VmChange {
+    let level = prop::option::of(1..9_u32);
+    (share, level, mib(), mib()).prop_map(|(share, level, guarantee_mib, limit_mib)| VmChange {
         share,
+        slowdown_max_percent: level,
         fast: TierDefaults {
             guarantee_mib,
             limit_mib,
@@ -71,6 +73,8 @@ proptest! {
                 Asked::Change(change) => {
                     let vm = &used.vms[&name];
                     prop_assert_eq!(vm.share, change.share.unwrap_or(vm.share));
+                    let level = change.slowdown_max_percent.or(vm.slowdown_max_percent);
+                    prop_assert_eq!(vm.slowdown_max_percent, level);
                     let fast = &vm.fast;
                     prop_assert_eq!(fast.guarantee_mib, change.fast.guarantee_mib.unwrap_or(fast.guarantee_mib));
                     prop_assert!(fast.limit_mib >= change.fast.limit_mib);

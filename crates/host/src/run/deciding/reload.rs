@@ -137,8 +137,7 @@ impl Deciding {
         }
         if before.differs_in_sizes_only(now) {
             if let Some(known) = self.facts.get_mut(name) {
-                known.share = now.share;
-                known.limits = limits(now);
+                known.resized(now);
             }
         } else {
             self.start_task(name, now);

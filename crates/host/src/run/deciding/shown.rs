@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use demeter_policy::provision::Policy;
 use demeter_policy::{ByteCount, PerTier, Tier, TierBytes};
 
 use super::Deciding;
@@ -23,7 +24,7 @@ impl Deciding {
                 .and_then(|pool| self.pools.get(pool))
                 .map(|of| &of.nodes);
             let nodes = nodes.cloned().unwrap_or_default();
-            let mut view = vm_view(name, vm, &self.facts[name], &nodes);
+            let mut view = vm_view(name, vm, &self.facts[name], self.policy, &nodes);
             view.pool = pool.map(|pool| pool.0.clone()).unwrap_or_default();
             view
         };
@@ -79,8 +80,11 @@ fn vm_view(
     name: &VmName,
     vm: VmStatus,
     known: &VmFacts,
+    policy: Policy,
     nodes: &PerTier<Vec<demeter_policy::NodeId>>,
 ) -> VmView {
+    let service = known.service.as_ref();
+    let service = service.map(|service| service.view(&vm, known, policy));
     let oom = |tier| match tier {
         Tier::Fast => 0,
         Tier::Slow => vm.limits.oom.0,
@@ -111,6 +115,9 @@ fn vm_view(
         relocation: known.relocation,
         working_set_bytes: known.usage.and_then(|usage| Some(usage.working_set?.0)),
         pressure: known.pressure,
+        protocol: known.protocol(),
+        benefit: known.benefit.clone(),
+        service,
         places: known.places.as_ref().map(|of| places::view(of, nodes)),
         problem: lie
             .or_else(|| known.trouble.clone())
