@@ -64,8 +64,8 @@ pub struct Status {
     pub working_set_slow_bytes: u64,
     /// Samples in fast memory per thousand; null before the first sample.
     pub fast_hit_permille: Option<u16>,
-    /// Benefit of fast memory for the managed processes, for the relay.
-    #[serde(skip)]
+    /// Benefit of fast memory for the managed processes; null until enough accesses were seen.
+    #[serde(default)]
     pub benefit: Option<Benefit>,
     /// Fast memory that is kept free for the balloon, bytes.
     pub balloon_wants_bytes: u64,

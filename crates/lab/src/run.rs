@@ -140,6 +140,10 @@ fn refuse_the_simulated(scenario: &Scenario) -> Result<(), Error> {
     if let Some(system) = scenario.systems.iter().find(|s| !s.runs_on(place)) {
         return Err(Error::SimulatedOnly(*system));
     }
+    let rivals = scenario.provision.as_ref().map(|of| &of.rivals);
+    if rivals.is_some_and(|rivals| !rivals.is_empty()) {
+        return Err(Error::SimOnly("published policies (provision.rivals)"));
+    }
     if !scenario.vary.is_empty() {
         return Err(Error::SimOnly("cases ([[vary]])"));
     }

@@ -32,8 +32,8 @@ pub use one_line::one_line;
 pub use provisioning::{CrashFigures, Provisioning, Resize, SoakFigures, Use};
 pub use runs::{NONE, best, less_none, middle, together};
 pub use schema::{
-    Case, HOST_NOISE_MAX, Metadata, Point, Published, Repeats, RunResult, SCHEMA, Speed,
-    SystemResult, Tail, WorkloadResult,
+    Case, Estimate, EstimatePoint, HOST_NOISE_MAX, Metadata, Point, Published, Repeats, RunResult,
+    SCHEMA, Speed, SystemResult, Tail, WorkloadResult,
 };
 pub use timeline::{Meter, Moment, Timeline, Work};
 pub use unit::Unit;

@@ -189,6 +189,9 @@ pub struct SystemResult {
     /// or policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub provisioning: Option<Provisioning>,
+    /// The slowdown with fast memory of each size, as the system's agent estimates it at the end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub estimate: Option<Estimate>,
     /// Results by workload, if there are several: programs in one VM, or VMs side by side.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub workloads: Vec<WorkloadResult>,
@@ -222,6 +225,47 @@ impl SystemResult {
     /// Bytes moved in either direction.
     pub fn bytes_moved(&self) -> Option<u64> {
         Some(self.bytes_promoted?.saturating_add(self.bytes_demoted?))
+    }
+}
+
+/// An agent's estimate of a program's slowdown against memory that is all fast.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
+pub struct Estimate {
+    /// Fast memory that the VM had, bytes.
+    pub fast_bytes: u64,
+    /// By rising size; linear between two points.
+    pub points: Vec<EstimatePoint>,
+}
+
+/// The estimated slowdown with fast memory of one size: 1.1 is 10 % slower.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, Default)]
+pub struct EstimatePoint {
+    /// The size.
+    pub fast_bytes: u64,
+    /// Lower bound of the slowdown.
+    pub slowdown_min: f64,
+    /// Upper bound of the slowdown.
+    pub slowdown_max: f64,
+}
+
+impl Estimate {
+    /// Lower and upper bound of the slowdown with this much fast memory; `None` without points.
+    pub fn slowdown(&self, fast_bytes: u64) -> Option<[f64; 2]> {
+        let both = |point: &EstimatePoint| [point.slowdown_min, point.slowdown_max];
+        let after = self
+            .points
+            .partition_point(|point| point.fast_bytes <= fast_bytes);
+        let above = self.points.get(after);
+        let Some(below) = after.checked_sub(1).map(|at| &self.points[at]) else {
+            return above.map(both);
+        };
+        let Some(above) = above else {
+            return Some(both(below));
+        };
+        let part =
+            (fast_bytes - below.fast_bytes) as f64 / (above.fast_bytes - below.fast_bytes) as f64;
+        let (from, to) = (both(below), both(above));
+        Some([0, 1].map(|bound| from[bound] + (to[bound] - from[bound]) * part))
     }
 }
 

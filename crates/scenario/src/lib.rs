@@ -26,7 +26,9 @@ pub use design::Design;
 pub use dirty_logging::{DirtyLogging, Isa, LoggedTask, MmuLock, Split};
 pub use grid::{Axis, Grid, NoAxis, Point};
 pub use node::MachineNode;
-pub use provision::{Crashes, Provision, Provisioner, ResizeCycle, Soak, Through, Variant, Vm};
+pub use provision::{
+    Crashes, Provision, Provisioner, ResizeCycle, RivalPolicy, Soak, Through, Variant, Vm,
+};
 pub use scenario::{
     Clock, Cpu, Curve, Error, Lab, Machine, MachinePlace, Scenario, Sim, Thp, Tier,
 };

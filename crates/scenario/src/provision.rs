@@ -23,6 +23,9 @@ pub struct Provision {
     /// Policies to compare, which divide the memory.
     #[serde(default = "policies")]
     pub policies: Vec<Policy>,
+    /// Published policies to compare with them, on the simulator only.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rivals: Vec<RivalPolicy>,
     /// Connections to the VMs, to compare.
     #[serde(default = "ways")]
     pub through: Vec<Through>,
@@ -53,6 +56,15 @@ fn ways() -> Vec<Through> {
 
 fn default_guarantee_mib() -> u64 {
     16
+}
+
+/// A published policy that divides fast memory between VMs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, strum::Display)]
+#[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
+pub enum RivalPolicy {
+    /// Memstrata (OSDI 2024): VMs that lose more than 5 % get memory of the others.
+    Memstrata,
 }
 
 /// The mechanism that gives VMs their memory.
@@ -202,6 +214,8 @@ pub struct Variant {
     pub provisioner: Provisioner,
     /// The policy.
     pub policy: Policy,
+    /// A published policy instead.
+    pub rival: Option<RivalPolicy>,
     /// The connection to its VMs.
     pub through: Through,
 }
@@ -213,21 +227,33 @@ impl Provision {
     /// if several are compared.
     pub fn variants(&self) -> Vec<(String, Variant)> {
         let pairs = self.provisioners.iter().flat_map(|&provisioner| {
-            let policies = self.policies.iter();
-            policies.map(move |&policy| (provisioner, policy))
+            let policies = self.policies.iter().map(|&policy| (policy, None));
+            let rivals = self
+                .rivals
+                .iter()
+                .map(|&rival| (Policy::Static, Some(rival)));
+            policies
+                .chain(rivals)
+                .map(move |divides| (provisioner, divides))
         });
-        let variants = pairs.flat_map(|(provisioner, policy)| {
+        let variants = pairs.flat_map(|(provisioner, (policy, rival))| {
             self.through.iter().map(move |&through| Variant {
                 provisioner,
                 policy,
+                rival,
                 through,
             })
         });
         let name = |variant: &Variant| {
-            let name = match (self.provisioners.len(), self.policies.len()) {
+            let policy = match variant.rival {
+                Some(rival) => rival.to_string(),
+                None => variant.policy.to_string(),
+            };
+            let policies = self.policies.len() + self.rivals.len();
+            let name = match (self.provisioners.len(), policies) {
                 (_, 1) => variant.provisioner.to_string(),
-                (1, _) => variant.policy.to_string(),
-                _ => format!("{} {}", variant.provisioner, variant.policy),
+                (1, _) => policy,
+                _ => format!("{} {policy}", variant.provisioner),
             };
             match self.through.len() {
                 1 => name,

@@ -120,7 +120,8 @@ fn check_lists(provision: &Provision) -> Result<(), String> {
         "provision.policies: name at least one, such as \"static\"".into()
     })?;
     unique("provision.provisioners", provisioners)?;
-    unique("provision.policies", policies)
+    unique("provision.policies", policies)?;
+    unique("provision.rivals", &provision.rivals)
 }
 
 fn check_ways(provision: &Provision) -> Result<(), String> {
@@ -152,7 +153,10 @@ fn check_policies(provision: &Provision, systems: &[System]) -> Result<(), Strin
     refuse_if(!others.is_empty() && !is_static, || {
         "systems: with provision exactly one, unless provisioners = [\"static\"]".into()
     })?;
-    let Some(dynamic) = provision.policies.iter().find(|&&p| p != Policy::Static) else {
+    let dynamic = provision.policies.iter().find(|&&p| p != Policy::Static);
+    let dynamic = dynamic.map(ToString::to_string);
+    let rival = provision.rivals.first().map(ToString::to_string);
+    let Some(dynamic) = dynamic.or(rival) else {
         return Ok(());
     };
     refuse_if(provision.vms.len() < 2, || {

@@ -18,12 +18,15 @@ use demeter_policy::provision::{
     Claim, Curve, Policy, ProvisionerKind, Smoothed, SmoothedCurve, Usage, allocate,
 };
 use demeter_policy::{BLOCK_SIZE, ByteCount, MIB, PerTier};
-use demeter_scenario::{Provisioner as Mechanism, ResizeCycle, Scenario, Variant};
+use demeter_scenario::{Provisioner as Mechanism, ResizeCycle, RivalPolicy, Scenario, Variant};
+
+mod memstrata;
 
 use crate::machine::cost::PS_PER_S;
 use crate::program::Program;
 use crate::setup::WorldSetup;
 use crate::world::World;
+use memstrata::{Lost, Memstrata};
 
 /// Smallest change by a policy, as in the host controller.
 const STEP_MIN: ByteCount = ByteCount(16 * MIB);
@@ -37,7 +40,9 @@ pub(crate) fn variants(scenario: &Scenario) -> Vec<(String, Scenario)> {
         let mut one = scenario.clone();
         if let Some(provision) = &mut one.provision {
             provision.provisioners = vec![variant.provisioner];
-            provision.policies = vec![variant.policy];
+            let policy = variant.rival.is_none().then_some(variant.policy);
+            provision.policies = policy.into_iter().collect();
+            provision.rivals = variant.rival.into_iter().collect();
             provision.through = vec![variant.through];
         }
         (name, one)
@@ -50,6 +55,7 @@ pub(crate) fn variants(scenario: &Scenario) -> Vec<(String, Scenario)> {
 pub(crate) struct Provisioner {
     mechanism: Mechanism,
     policy: Policy,
+    memstrata: Option<Memstrata>,
     cycle: Option<ResizeCycle>,
     duration_s: u64,
     /// Memory of all VMs together.
@@ -100,7 +106,12 @@ impl Provisioner {
         let shares: Vec<u32> = shares.chain([1]).take(count).collect();
         Some(Self {
             mechanism,
-            policy: *provision.policies.first()?,
+            // A published policy has the field of its own.
+            policy: provision.policies.first().copied().unwrap_or_default(),
+            memstrata: provision
+                .rivals
+                .first()
+                .map(|RivalPolicy::Memstrata| Memstrata::new(&scenario.machine, count)),
             cycle: provision.resize_cycle,
             duration_s: scenario.duration_s,
             pool,
@@ -122,6 +133,19 @@ impl Provisioner {
             if knows_tiers {
                 self.resize(second, cycle, world);
             }
+        } else if let Some(mut memstrata) = self.memstrata.take() {
+            let lost: Vec<_> = world
+                .vms
+                .iter()
+                .map(|vm| Lost::of(&vm.hardware.vcpus))
+                .collect();
+            if let Some(sizes) = memstrata.divide(second, &lost, &self.claims) {
+                for (claim, fast) in self.claims.iter_mut().zip(sizes) {
+                    claim.current.fast = fast;
+                }
+                self.carry_out(world);
+            }
+            self.memstrata = Some(memstrata);
         } else if self.policy != Policy::Static {
             self.divide(world);
         }
@@ -168,7 +192,7 @@ impl Provisioner {
             let before = claim.usage.and_then(|usage| usage.working_set);
             let curve_before = claim.usage.and_then(|usage| usage.curve);
             let seen = vm.manager.working_set();
-            let benefit = vm.manager.benefit(&vm.guest);
+            let benefit = vm.benefit();
             claim.usage = Some(Usage {
                 used: PerTier {
                     fast: vm.guest.used_fast(),
@@ -189,6 +213,11 @@ impl Provisioner {
         for (claim, grant) in self.claims.iter_mut().zip(grants) {
             claim.current.fast = grant.fast;
         }
+        self.carry_out(world);
+    }
+
+    /// Gives each VM its size.
+    fn carry_out<P: Program>(&mut self, world: &mut World<P>) {
         self.shrink(world);
         self.grow(world);
         self.violations += u64::from(owned(world) > self.pool.fast);
@@ -224,7 +253,10 @@ impl Provisioner {
     pub(crate) fn figures(&self) -> Provisioning {
         Provisioning {
             provisioner: self.mechanism.to_string(),
-            policy: self.policy.to_string(),
+            policy: match self.memstrata {
+                Some(_) => RivalPolicy::Memstrata.to_string(),
+                None => self.policy.to_string(),
+            },
             resizes: self.resizes.clone(),
             pool_violations: Some(self.violations),
             ..Provisioning::default()

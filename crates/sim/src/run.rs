@@ -2,8 +2,9 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use demeter_outcome::{Metadata, SystemResult};
+use demeter_outcome::{Estimate, EstimatePoint, Metadata, SystemResult};
 use demeter_policy::RankedRange;
+use demeter_policy::benefit::{Benefit, BenefitPoint};
 use demeter_scenario::{Scenario, Settings, System};
 
 use crate::digest::Digest;
@@ -16,13 +17,15 @@ use crate::provision::Provisioner;
 use crate::setup::{self, WorldSetup};
 use crate::system;
 use crate::timeline::{of_each_vm, timeline};
+use crate::vm::Vm;
 use crate::workload::Workload;
 
 /// Progress reports per simulated second.
 const TOLD_A_SECOND: u64 = 16;
 
 /// Runs one system of a scenario. Every simulated second, `seen` receives the first VM's ranges with their heat,
-/// hottest first. There are none for a system without ranges. `tell` receives the progress of the run, 0 to 1.
+/// hottest first, and a way to ask for its benefit of fast memory. There are none for a system without ranges. `tell`
+/// receives the progress of the run, 0 to 1.
 ///
 /// # Errors
 /// When the machine is invalid or too small; [`SimError::Interrupted`] when `stop` was set.
@@ -31,7 +34,7 @@ pub fn look(
     system: System,
     stop: &AtomicBool,
     tell: &dyn Fn(f64),
-    mut seen: impl FnMut(f64, &[RankedRange]),
+    mut seen: impl FnMut(f64, &[RankedRange], &dyn Fn() -> Option<Benefit>),
 ) -> Result<(), SimError> {
     let watch = |share| {
         tell(share);
@@ -67,7 +70,7 @@ pub(crate) fn run_under(
     watch: &OnProgress<'_>,
 ) -> Result<SystemResult, SimError> {
     let scenario = scenario.under(settings);
-    let result = run_looking(&scenario, settings, seed, watch, &mut |_, _| {})?;
+    let result = run_looking(&scenario, settings, seed, watch, &mut |_, _, _| {})?;
     Ok(SystemResult {
         settings: Some(settings.name.clone()).filter(|name| !name.is_empty()),
         ..result
@@ -127,7 +130,12 @@ fn simulate<P: Program>(
         moments.push(world.moment(at_ps, &unit));
         world.digest(&mut digest);
         if let Some(vm) = world.vms.first() {
-            look(at_ps as f64 / PS_PER_S as f64, vm.manager.ranking());
+            let benefit = || vm.benefit();
+            look(
+                at_ps as f64 / PS_PER_S as f64,
+                vm.manager.ranking(),
+                &benefit,
+            );
         }
         if done_ps.is_none()
             && let Some(provisioner) = &mut provisioner
@@ -157,8 +165,29 @@ fn simulate<P: Program>(
         },
         tail: world.latencies().tail(),
         workloads,
+        estimate: estimate(&world.vms),
         provisioning: provisioner.map(|provisioner| provisioner.figures()),
         ..result.ok_or(SimError::Stuck)?
+    })
+}
+
+/// The estimate of the only VM's agent, if it has one.
+fn estimate<P: Program>(vms: &[Vm<P>]) -> Option<Estimate> {
+    let [vm] = vms else {
+        return None;
+    };
+    let benefit = vm.benefit()?;
+    let point = |point: &BenefitPoint| {
+        let slowdown = benefit.slowdown(point.fast);
+        EstimatePoint {
+            fast_bytes: point.fast.0,
+            slowdown_min: slowdown.min,
+            slowdown_max: slowdown.max,
+        }
+    };
+    Some(Estimate {
+        fast_bytes: vm.guest.owned_fast().0,
+        points: benefit.points().iter().map(point).collect(),
     })
 }
 

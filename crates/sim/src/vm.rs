@@ -15,6 +15,8 @@ mod isolation;
 mod slice;
 mod stats;
 
+use demeter_policy::benefit::Benefit;
+
 use self::events::{Due, SWITCH_PS, WORKER_PS};
 use self::slice::Thread;
 use crate::guest::Guest;
@@ -107,6 +109,16 @@ pub(crate) struct Vm<P> {
 }
 
 impl<P: Program> Vm<P> {
+    /// Its agent's estimate of the benefit of fast memory, if it has one.
+    pub(crate) fn benefit(&self) -> Option<Benefit> {
+        let per_s = |vcpu: &Vcpu| match vcpu.clock_ps {
+            0 => 0,
+            clock_ps => (u128::from(vcpu.worked_ps()) * 1000 / u128::from(clock_ps)) as u32,
+        };
+        let running_ms = self.hardware.vcpus.iter().map(per_s).sum();
+        self.manager.benefit(&self.guest, running_ms)
+    }
+
     /// A VM with mapped but untouched program memory.
     pub(crate) fn new(
         hardware: Hardware,

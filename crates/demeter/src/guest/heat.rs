@@ -54,33 +54,39 @@ pub fn heat(args: &Args) -> anyhow::Result<()> {
     let stop = signals::stop_flag()?;
     if let Some(scenario) = &args.scenario {
         let mut picture = AddressHeat::default();
-        simulated::look(scenario, &stop, |t_s, ranking| {
+        simulated::look(scenario, &stop, |t_s, ranking, _| {
             picture.look(t_s, ranking.iter().map(replay::heat_of));
         })?;
         return output::print(picture.text());
     }
     let mut pictures = Pictures::default();
-    watch(&args.client, args.seconds, &stop, |t_s, heat| {
-        match args.json {
+    let ask = || args.client.get("/v1/heat");
+    watch(
+        ask,
+        args.seconds,
+        LOOK_EVERY,
+        &stop,
+        |t_s, heat| match args.json {
             true => output::print(serde_json::to_string(&heat)? + "\n"),
             false => {
                 pictures.look(t_s, &heat);
                 Ok(())
             }
-        }
-    })?;
+        },
+    )?;
     match args.json {
         true => Ok(()),
         false => output::print(pictures.text()),
     }
 }
 
-/// Samples repeatedly, until the time is over, a signal arrives, or the agent ends after the first sample.
-pub(super) fn watch(
-    client: &Client,
+/// Asks the agent repeatedly, until the time is over, a signal arrives, or the agent ends after the first answer.
+pub(super) fn watch<T>(
+    ask: impl Fn() -> anyhow::Result<T>,
     seconds: u32,
+    every: Duration,
     stop: &AtomicBool,
-    mut seen: impl FnMut(f64, Heat) -> anyhow::Result<()>,
+    mut seen: impl FnMut(f64, T) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let began = Instant::now();
     let end = began + Duration::from_secs(seconds.into());
@@ -91,8 +97,8 @@ pub(super) fn watch(
     let mut next = began;
     let mut looks = 0;
     while !stop.load(Ordering::Relaxed) && Instant::now() < end {
-        match client.get("/v1/heat") {
-            Ok(heat) => seen(began.elapsed().as_secs_f64(), heat)?,
+        match ask() {
+            Ok(answer) => seen(began.elapsed().as_secs_f64(), answer)?,
             Err(error) if looks == 0 => return Err(error),
             Err(error) => {
                 output::say(format_args!("{error:#}"));
@@ -105,7 +111,7 @@ pub(super) fn watch(
             output::say(format_args!("{} of {seconds} s", began.elapsed().as_secs()));
         }
         // Signals do not interrupt this sleep, which is short.
-        next = (next + LOOK_EVERY).max(Instant::now());
+        next = (next + every).max(Instant::now());
         thread::sleep(next.saturating_duration_since(Instant::now()));
     }
     Ok(())

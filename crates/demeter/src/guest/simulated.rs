@@ -4,15 +4,16 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use demeter_policy::RankedRange;
+use demeter_policy::benefit::Benefit;
 
 /// Runs a scenario under `demeter` and shows `seen` the heat of its program every simulated second, with the time in
-/// seconds. Returns the latencies of the fast and the slow node, ns.
+/// seconds, and a way to ask for the benefit of fast memory.
 #[cfg(feature = "study")]
 pub fn look(
     path: &Path,
     stop: &AtomicBool,
-    seen: impl FnMut(f64, &[RankedRange]),
-) -> anyhow::Result<[u64; 2]> {
+    seen: impl FnMut(f64, &[RankedRange], &dyn Fn() -> Option<Benefit>),
+) -> anyhow::Result<()> {
     use std::cell::Cell;
     use std::time::Instant;
 
@@ -28,9 +29,13 @@ pub fn look(
             output::say(format_args!("{:.0} %", share * 100.0));
         }
     };
-    demeter_sim::look(&scenario, System::Demeter, stop, &progress, seen)?;
-    let machine = &scenario.machine;
-    Ok([machine.fast.latency_ns, machine.slow.latency_ns])
+    Ok(demeter_sim::look(
+        &scenario,
+        System::Demeter,
+        stop,
+        &progress,
+        seen,
+    )?)
 }
 
 /// Says which package has the simulator.
@@ -38,8 +43,8 @@ pub fn look(
 pub fn look(
     _: &Path,
     _: &AtomicBool,
-    _: impl FnMut(f64, &[RankedRange]),
-) -> anyhow::Result<[u64; 2]> {
+    _: impl FnMut(f64, &[RankedRange], &dyn Fn() -> Option<Benefit>),
+) -> anyhow::Result<()> {
     anyhow::bail!(
         "--scenario needs the simulator, which is not in this package; install demeter-lab"
     )

@@ -20,6 +20,10 @@ pub struct Args {
     /// systems and cases. If the setting is a number and there is an oracle, they give each system's share of it
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    /// Print the slowdown at each size of fast memory instead: as agents estimated it at the middle size, and
+    /// as measured. The cases differ in machine.fast.usable_mib; in the largest, all memory should be fast
+    #[arg(long)]
+    predicted: bool,
 }
 
 /// Writes the requested files and prints the table.
@@ -30,6 +34,16 @@ pub fn report(args: &Args) -> anyhow::Result<()> {
     }
     if let Some(file) = &args.svg {
         write_file(file, picture(args, &result)?.as_bytes())?;
+    }
+    if args.predicted {
+        let table = demeter_report::part(&result, demeter_report::Part::Predicted);
+        ensure!(
+            !table.is_empty(),
+            "result file {}: no agent estimated a slowdown, or its cases do not differ in \
+             machine.fast.usable_mib; run scenarios/assess.toml",
+            args.result.display()
+        );
+        return output::print(table);
     }
     output::print(demeter_report::table(&result))
 }

@@ -9,6 +9,7 @@ pub(crate) mod harm;
 pub(crate) mod kvm;
 pub(crate) mod number;
 pub(crate) mod part;
+pub(crate) mod predicted;
 pub(crate) mod ratios;
 pub(crate) mod summary;
 pub(crate) mod table;

@@ -6,7 +6,7 @@ use crate::shape::Side;
 use crate::text::agreement::Agreement;
 use crate::text::grid::Table;
 use crate::text::kvm::kvm_table;
-use crate::text::{summary, worst_first};
+use crate::text::{predicted, summary, worst_first};
 
 /// The tables of a result to show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::EnumString, strum::VariantNames)]
@@ -22,6 +22,8 @@ pub enum Part {
     WorstFirst,
     /// The counts of a nested host's KVM.
     Kvm,
+    /// Slowdown by size of fast memory, as agents estimated it and as measured.
+    Predicted,
 }
 
 /// These tables as lines of text; empty if the result has none.
@@ -43,6 +45,9 @@ pub fn part(result: &RunResult, part: Part) -> String {
             let tables: Vec<String> = tables.iter().map(Table::text).collect();
             tables.join("\n")
         }
+        Part::Predicted => predicted::table(result)
+            .map(|table| table.text())
+            .unwrap_or_default(),
         Part::Kvm => kvm_table(&Side::all(result))
             .map(|table| table.text())
             .unwrap_or_default(),
@@ -66,6 +71,7 @@ mod tests {
         assert_eq!(part(&result, Part::Published), "");
         assert_eq!(part(&result, Part::WorstFirst), "");
         assert_eq!(part(&result, Part::Kvm), "");
+        assert_eq!(part(&result, Part::Predicted), "");
         let oracle = SystemResult {
             name: "oracle".into(),
             ..result.systems[0].clone()

@@ -413,8 +413,7 @@ impl<S: Strategy> Manager for SimulatedAgent<S> {
         set.fast_hit_permille.map(|_| set.placement.total())
     }
 
-    /// Its programs run all the time, on all CPUs.
-    fn benefit(&self, guest: &Guest) -> Option<Benefit> {
+    fn benefit(&self, guest: &Guest, running_ms: u32) -> Option<Benefit> {
         let engine = self.engine.as_ref()?;
         let ByLevel([fast, slow, ..]) = self.settings.gain.latency_ns;
         let observed = Observed {
@@ -422,7 +421,7 @@ impl<S: Strategy> Manager for SimulatedAgent<S> {
             residency: engine.residency(),
             served: matches!(self.tracker, Tracker::Sampler(_)).then(|| engine.served()),
             latency_ns: PerTier { fast, slow },
-            running_ms: self.settings.vcpus.saturating_mul(1000),
+            running_ms,
             loads_per_s: match self.tracker {
                 Tracker::Sampler(_) => Some(engine.rate() * self.settings.sampling.period as f64),
                 Tracker::Damon(_) => None,

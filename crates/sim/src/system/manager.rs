@@ -153,8 +153,9 @@ pub(crate) trait Manager: fmt::Debug {
         None
     }
 
-    /// Its estimate of the benefit of fast memory that the VM owns; none until it has one.
-    fn benefit(&self, _guest: &Guest) -> Option<Benefit> {
+    /// Its estimate of the benefit of fast memory that the VM owns; none until it has one. `running_ms` is the CPU time
+    /// of programs per second.
+    fn benefit(&self, _guest: &Guest, _running_ms: u32) -> Option<Benefit> {
         None
     }
 
