@@ -258,9 +258,9 @@ fn guests(host: &HostView, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         |vm| Some(f64::from(u8::from(vm.service.as_ref()?.unmet.is_some()))),
     )?;
     by_vm(
-        "vm_slowdown_ratio",
-        "Time that a VM's programs take, against fast memory alone; the upper bound of its agent's estimate",
-        |vm| Some(vm.slowdown()?.max),
+        "vm_speed_ratio",
+        "Speed of a VM's programs against fast memory alone; the lower bound of its agent's estimate",
+        |vm| Some(1.0 / vm.slowdown()?.max),
     )?;
     by_vm(
         "vm_fast_hit_ratio",
@@ -414,7 +414,7 @@ mod tests {
             "demeter_host_vm_on_node_bytes{vm=\"db\",tier=\"fast\",node=\"2\"} 5",
             "demeter_host_vm_marked{vm=\"db\"} 0.0",
             "demeter_host_vm_service_unmet{vm=\"db\"} 1.0",
-            "demeter_host_vm_slowdown_ratio{vm=\"db\"} 1.25",
+            "demeter_host_vm_speed_ratio{vm=\"db\"} 0.8",
             "demeter_host_committed_bytes{tier=\"fast\"} 70",
             "demeter_host_vm_owned_bytes{vm=\"db\",tier=\"slow\"} 8",
             "demeter_host_vm_up{vm=\"web\"} 0.0",
@@ -427,7 +427,7 @@ mod tests {
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
         }
-        for of_some in ["vm_owned_bytes", "vm_service_unmet", "vm_slowdown_ratio"] {
+        for of_some in ["vm_owned_bytes", "vm_service_unmet", "vm_speed_ratio"] {
             assert!(!text.contains(&format!("{of_some}{{vm=\"web\"")), "{text}");
         }
         assert!(text.ends_with("# EOF\n"));

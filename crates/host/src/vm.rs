@@ -20,6 +20,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use crate::VmName;
+use crate::agent::GuestSession;
 use crate::config::{Libvirt, VmConfig};
 use crate::controller::{Observation, VmCommand};
 use crate::hard_limit::HardLimit;

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use demeter_policy::benefit::Benefit;
 use demeter_policy::{BLOCK_SIZE, MIB, Pid};
 use demeter_scenario::{Scenario, System};
 
@@ -84,7 +85,9 @@ fn an_agent_manages_the_hot_memory_of_each_process() {
     let scenario = scenario(&processes, "");
     let mut seen = BTreeSet::new();
     let settings = Settings::new(System::Demeter, "");
-    let look = &mut |_, ranking: &[RankedRange]| seen.extend(ranking.iter().map(|r| r.pid));
+    let look = &mut |_, ranking: &[RankedRange], _: &dyn Fn() -> Option<Benefit>| {
+        seen.extend(ranking.iter().map(|r| r.pid));
+    };
     let demeter = run_looking(&scenario, &settings, 1, &|_| Ok(()), look).unwrap();
     assert_eq!(seen, [1, 2].map(Pid).into());
     assert!(

@@ -130,7 +130,7 @@ fn unseen<P: Program>(
         system,
         programs,
         &|_| Ok(()),
-        &mut |_, _| {},
+        &mut |_, _, _| {},
     )
 }
 
@@ -145,7 +145,7 @@ fn who_looks_sees_the_hot_set_and_changes_nothing() {
         System::Demeter,
         programs(),
         &|_| Ok(()),
-        &mut |t_s, ranking| seen.push((t_s, ranking.to_vec())),
+        &mut |t_s, ranking, _| seen.push((t_s, ranking.to_vec())),
     );
     assert_eq!(looked.unwrap(), simulated(&scenario, System::Demeter));
     let times: Vec<f64> = seen.iter().map(|(t_s, _)| *t_s).collect();
@@ -158,9 +158,14 @@ fn who_looks_sees_the_hot_set_and_changes_nothing() {
     let mut ranges = 0;
     let system = System::Linux;
     let (setup, all) = (setup(&scenario), programs());
-    simulate(&scenario, &setup, system, all, &|_| Ok(()), &mut |_, r| {
-        ranges += r.len()
-    })
+    simulate(
+        &scenario,
+        &setup,
+        system,
+        all,
+        &|_| Ok(()),
+        &mut |_, r, _| ranges += r.len(),
+    )
     .unwrap();
     assert_eq!(ranges, 0, "Linux knows none");
 }
