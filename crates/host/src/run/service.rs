@@ -13,7 +13,6 @@ use demeter_policy::benefit::Benefit;
 use demeter_policy::provision::{Policy, Smoothed};
 use demeter_policy::{ByteCount, MIB};
 
-use super::facts::VmFacts;
 use crate::controller::VmStatus;
 use crate::view::{ServiceView, no_estimate};
 
@@ -69,26 +68,32 @@ impl Service {
         }
     }
 
-    /// For people.
-    pub fn view(&self, vm: &VmStatus, known: &VmFacts, policy: Policy) -> ServiceView {
+    /// For people. `protocol` is the version that the VM's agent speaks.
+    pub fn view(
+        &self,
+        vm: &VmStatus,
+        benefit: Option<&Benefit>,
+        protocol: Option<u16>,
+        policy: Policy,
+    ) -> ServiceView {
         ServiceView {
             slowdown_max_percent: self.percent,
             needs_bytes: self.needs.map(|needs| needs.0),
             unmet: match self.needs {
                 Some(needs) => self.missing(needs, vm, policy),
-                None => Some(self.unknown(known)),
+                None => Some(self.unknown(benefit, protocol)),
             },
         }
     }
 
     /// The reason why the size is unknown.
-    fn unknown(&self, known: &VmFacts) -> String {
-        match known.benefit {
+    fn unknown(&self, benefit: Option<&Benefit>, protocol: Option<u16>) -> String {
+        match benefit {
             Some(_) => format!(
                 "no size of fast memory keeps its slowdown below {} % by its agent's estimate",
                 self.percent
             ),
-            None => no_estimate(known.protocol()),
+            None => no_estimate(protocol),
         }
     }
 
@@ -220,9 +225,7 @@ mod tests {
             assert_eq!(unmet.is_some(), !why.is_empty(), "{why}");
             assert!(unmet.unwrap_or_default().contains(why), "{why}");
         }
-        let section = "qmp = \"/q\"\nfast = { size_mib = 1 }\nslow = { size_mib = 1 }";
-        let known = VmFacts::new(&toml::from_str(section).unwrap());
-        let view = Service::new(10).view(&status(1, 1, 1), &known, Policy::Wss);
+        let view = Service::new(10).view(&status(1, 1, 1), None, None, Policy::Wss);
         assert!(view.unmet.unwrap().contains("no agent is connected"));
     }
 }

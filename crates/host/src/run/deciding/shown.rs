@@ -84,7 +84,8 @@ fn vm_view(
     nodes: &PerTier<Vec<demeter_policy::NodeId>>,
 ) -> VmView {
     let service = known.service.as_ref();
-    let service = service.map(|service| service.view(&vm, known, policy));
+    let service =
+        service.map(|service| service.view(&vm, known.benefit.as_ref(), known.protocol(), policy));
     let oom = |tier| match tier {
         Tier::Fast => 0,
         Tier::Slow => vm.limits.oom.0,
