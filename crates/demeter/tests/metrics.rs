@@ -47,6 +47,12 @@ fn host() -> String {
         owned: Some(TierView::default()),
         fast_hit: Some(0.5),
         relocation: Some(Default::default()),
+        service: Some(Default::default()),
+        benefit: serde_json::from_str(
+            "{\"points\": [[0, 0]], \"fast_latency_ns\": 1, \"slow_latency_ns\": 2, \"running_ms\": 1, \
+             \"waits_min_permille\": 0, \"waits_max_permille\": 0}",
+        )
+        .unwrap(),
         pressure: Some(0.5),
         places: Some(PlacesView {
             fast: vec![PlaceView { node: 0, bytes: 1 }],
