@@ -244,7 +244,7 @@ mod tests {
         assert_eq!(at(&it, 100).slowdown_at_most, 1.0);
         let text = text(&it);
         assert!(
-            text.contains("20 MiB  10 %   90.0 %    0 to 10 %  ####"),
+            text.contains("20 MiB  10 %   90.0 %     0 to 10 %  ####"),
             "{text}"
         );
     }

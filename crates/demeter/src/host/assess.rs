@@ -389,7 +389,7 @@ mod tests {
         );
         assert_eq!(bounds(&at(&it.host, 100)), "100");
         let text = text(&it);
-        assert!(text.contains("host      2000  90-95"), "{text}");
+        assert!(text.contains("host      2000   90-95"), "{text}");
         for line in [
             "not counted: old: its slowdown is unknown: its agent speaks protocol 3",
             "not counted: idle: its slowdown is unknown: its agent has not seen enough",
