@@ -6,8 +6,8 @@
 //!
 //! # Approach
 //! Rank first and count afterwards. Each sample is counted at the place that its block had in an earlier ranking. Three
-//! rankings, by heat over 4, 16 and 64 seconds, are measured side by side, since a short time follows a hot set that
-//! moves, and a long one tells blocks of similar heat apart. For each size the best of the three counts.
+//! rankings, by heat over 4, 16 and 64 seconds, are measured side by side. A short time follows a hot set that moves. A
+//! long one tells blocks of similar heat apart. For each size the best of the three counts.
 //!
 //! # Properties
 //! - The share does not fall with size; all memory serves all accesses.
@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     fn later_samples_count_and_not_those_that_made_the_ranking() {
-        // What ranks first was lucky: later samples are even.
+        // The blocks that rank first were lucky: later samples are even.
         let even = seen(&[(25, 1000), (75, 3000)]);
         for part in [0.1, 0.25, 0.5, 0.9] {
             assert!((at(&even, part) - part).abs() < 0.03, "{part}");

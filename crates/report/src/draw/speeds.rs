@@ -12,7 +12,7 @@ const SIZE: Size = Size {
 };
 const TOP: f64 = 40.0;
 
-/// Maximum number of curves; more cannot be told apart.
+/// Maximum number of curves: a reader cannot distinguish more.
 const CURVES_MAX: usize = 12;
 
 const TITLE: &str = "Speed with fast memory of several sizes, % of that with fast memory alone";

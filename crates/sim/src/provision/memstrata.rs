@@ -148,7 +148,7 @@ mod tests {
         let claims = [claim(100, 10), claim(100, 10), claim(100, 10)];
         assert_eq!(moved_mib(&[0.5, 0.01, 0.02], &claims), [140, 60, 100]);
         assert_eq!(moved_mib(&[0.5, 0.4, 0.02], &claims), [140, 100, 60]);
-        // Nobody loses little, or nobody loses much.
+        // All VMs lose much, or all lose little.
         assert_eq!(moved_mib(&[0.5, 0.4, 0.06], &claims), [100, 100, 100]);
         assert_eq!(moved_mib(&[0.05, 0.0, 0.0], &claims), [100, 100, 100]);
         let floors = [claim(100, 10), claim(100, 90), claim(100, 95)];

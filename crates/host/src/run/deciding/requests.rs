@@ -1,4 +1,4 @@
-//! What a person asks of a running controller.
+//! Requests of people to a running controller.
 
 use demeter_http::Peer;
 use demeter_policy::provision::Policy;
