@@ -44,7 +44,7 @@ mod tests {
     #[test]
     fn the_limit_is_raised_as_far_as_permitted() {
         let hard = limit().unwrap().rlim_max;
-        // The limit is above that of any process.
+        // More than any process may open.
         assert_eq!(raise(u64::MAX), hard);
         assert_eq!(raise(1), hard, "it is never lowered");
     }
