@@ -124,12 +124,12 @@ impl Added {
     }
 }
 
-/// Removes the parts that no table needs. These are all counters except those of a nested host's KVM, and the series
-/// except its end, which shows the length of the run.
+/// Removes the parts that no table needs. These are estimates, all counters except those of a nested host's KVM, and the
+/// series except its end, which shows the length of the run.
 fn shorten(value: &mut Value) {
     match value {
         Value::Object(fields) => {
-            for key in ["cpu_s", "other_settings"] {
+            for key in ["cpu_s", "estimate", "other_settings"] {
                 fields.remove(key);
             }
             if let Some(Value::Object(counters)) = fields.get_mut("counters") {

@@ -31,7 +31,7 @@ const START: &str = "<!-- ";
 const END: &str = "<!-- end -->";
 
 /// Maximum size of a stored result, bytes: enough for the tables of a folder of scenarios.
-const BYTES_MAX: u64 = 96 << 10;
+const BYTES_MAX: u64 = 128 << 10;
 
 /// `results/NAME.json`.
 #[derive(Deserialize)]
