@@ -13,7 +13,7 @@
 //! - The share does not fall with size; all memory serves all accesses.
 //! - Memory with uniform accesses is served in proportion to its size, however few samples there are, but for the
 //!   error of a count.
-//! - At most [`RANKINGS`] rankings of some hundred ranges for each process.
+//! - Three rankings are kept, of some hundred ranges for each process.
 
 use crate::{Block, Pid, RankedRange, ResidencyMap};
 

@@ -9,7 +9,7 @@ use super::{Backing, Vma, VmaKind};
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Movable {
     /// Anonymous and shared memory, and files of which at least a block is mapped: sorted, disjoint, at most
-    /// [`RANGES_MAX`].
+    /// [`super::RANGES_MAX`].
     pub pieces: Vec<Piece>,
     /// Number of smaller pieces beyond the limit.
     pub left_out: u64,
