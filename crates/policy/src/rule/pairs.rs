@@ -132,7 +132,7 @@ fn plan_with(
         candidates.drop_planned(planned.chain([&plan]));
         let may_move = |unit: &Unit<'_>| {
             let (events, _) = unit.events_by(unit.estimate, window, unit.bytes);
-            let may_pay = events * unit.event_s >= rule.promotion_s(unit.bytes);
+            let may_pay = events * unit.event_s > rule.promotion_s(unit.bytes);
             may_pay || (rule.has_lost() && unit.goes_home) || !situation.shares.is_empty()
         };
         promises[window] = promise(rule, window, &mut candidates, &mut plan, may_move);
@@ -336,7 +336,7 @@ impl Rule {
         // Square roots of counts differ by chance by the same, however few they are.
         let chance = CERTAINTY
             * root_deviation(of_hot, hot_variance).hypot(root_deviation(enough, cold_variance));
-        let reaches = hot.event_s > 0.0 && of_hot.sqrt() - enough.sqrt() >= chance;
+        let reaches = hot.event_s > 0.0 && of_hot.sqrt() - enough.sqrt() > chance;
         reaches
             && recurs(
                 window,

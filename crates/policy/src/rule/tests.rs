@@ -337,6 +337,15 @@ fn who_has_no_share_is_one_of_the_others() {
 }
 
 #[test]
+fn unused_memory_stays_though_fast_memory_is_free_and_no_price_is_known() {
+    let mut world = World::new(&[(1, 4, 0), (2, 0, 4)], 8);
+    for _ in 0..10 {
+        let plan = world.epoch(|pid, _| if pid == Pid(1) { 10 } else { 0 });
+        assert!(plan.is_empty(), "{plan:?}");
+    }
+}
+
+#[test]
 fn the_first_move_does_not_make_the_price() {
     let mut price = Price::default();
     price.pay(4 << 20, 111_000_000);
