@@ -4,18 +4,17 @@ use demeter_outcome::{Case, RunResult, SystemResult};
 
 use crate::draw::curves::{self, Curve, Curves, Spot};
 use crate::draw::legend::Legend;
-use crate::draw::palette;
-use crate::draw::svg::{Size, Svg};
+use crate::draw::picture::{self, TOP};
+use crate::draw::svg::Size;
 use crate::shape::{self, Group, Setting, Shape};
 use crate::text::clean;
 use crate::text::worst_first::ORACLE;
 
-/// Size of a standalone picture, and space above it for the title.
+/// Size of a standalone picture below its title.
 const SIZE: Size = Size {
     width: 880.0,
     height: 400.0,
 };
-const TOP: f64 = 40.0;
 
 /// A curve for each system with values.
 pub(crate) fn along(
@@ -85,15 +84,7 @@ pub fn shares_svg(result: &RunResult) -> Option<String> {
         height: SIZE.height + TOP,
         ..SIZE
     };
-    let mut svg = Svg::new(whole, &title);
-    svg.style(&palette::css());
-    let ground: [(&str, &dyn std::fmt::Display); 3] = [
-        ("class", &"ground"),
-        ("width", &"100%"),
-        ("height", &"100%"),
-    ];
-    svg.element("rect", &ground, None);
-    svg.text("title", (16.0, 27.0), &title);
+    let mut svg = picture::titled(whole, &title);
     svg.place(TOP, &curves.plot(SIZE));
     Some(svg.finish())
 }

@@ -6,17 +6,16 @@ use crate::draw::bars::{Bar, Bars, Cluster};
 use crate::draw::grouped::{self, Grouped};
 use crate::draw::heat::{Heat, Shades};
 use crate::draw::legend::Legend;
-use crate::draw::palette;
-use crate::draw::svg::{Size, Svg};
+use crate::draw::picture::{self, TOP};
+use crate::draw::svg::Size;
 use crate::shape::{Group, Setting, Shape};
 use crate::text::clean;
 
 /// Maximum number of rows.
 pub(crate) const ROWS_MAX: usize = 64;
 
-/// Width of a standalone picture, space above the first map, and for a line above each.
+/// Width of a standalone picture, and space for a line above each map.
 const WIDTH: f64 = 880.0;
-const TOP: f64 = 40.0;
 const LINE: f64 = 24.0;
 
 /// The map of these bars; `None` if they have no values.
@@ -73,15 +72,7 @@ pub fn maps_svg(result: &RunResult) -> Option<String> {
         width: WIDTH,
         height: TOP + heights.sum::<f64>(),
     };
-    let mut svg = Svg::new(size, &title);
-    svg.style(&palette::css());
-    let whole: [(&str, &dyn std::fmt::Display); 3] = [
-        ("class", &"ground"),
-        ("width", &"100%"),
-        ("height", &"100%"),
-    ];
-    svg.element("rect", &whole, None);
-    svg.text("title", (16.0, 27.0), &title);
+    let mut svg = picture::titled(size, &title);
     let mut top = TOP;
     for (common, heat, shades) in &maps {
         svg.text("note", (16.0, top + LINE - 6.0), common);

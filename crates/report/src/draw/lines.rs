@@ -4,8 +4,8 @@ use demeter_outcome::{Point, RunResult, SystemResult};
 
 use crate::draw::axis::Axis;
 use crate::draw::frame::{Frame, Line};
-use crate::draw::palette;
 use crate::draw::svg::{Size, Svg};
+use crate::draw::{palette, picture};
 use crate::measure::Measure;
 use crate::text::clean;
 
@@ -76,24 +76,10 @@ pub fn throughput_svg(result: &RunResult) -> String {
         width: 880.0,
         height: 400.0,
     };
-    let title = format!("{} ({})", quantity.title(), quantity.unit());
-    let mut svg = Svg::new(size, &format!("{}: {title}", clean::name(&result.scenario)));
-    svg.style(&palette::css());
-    svg.element(
-        "rect",
-        &[
-            ("class", &"ground"),
-            ("width", &"100%"),
-            ("height", &"100%"),
-        ],
-        None,
-    );
-    svg.text(
-        "title",
-        (16.0, 27.0),
-        &format!("{}: {title}", clean::name(&result.scenario)),
-    );
-    draw(&mut svg, size, 40.0, result, quantity);
+    let name = clean::name(&result.scenario);
+    let title = format!("{name}: {} ({})", quantity.title(), quantity.unit());
+    let mut svg = picture::titled(size, &title);
+    draw(&mut svg, size, picture::TOP, result, quantity);
     svg.finish()
 }
 

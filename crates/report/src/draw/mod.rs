@@ -11,6 +11,7 @@ pub(crate) mod heat;
 pub(crate) mod legend;
 pub(crate) mod lines;
 pub(crate) mod palette;
+pub(crate) mod picture;
 pub(crate) mod speeds;
 pub(crate) mod stacked;
 pub(crate) mod svg;

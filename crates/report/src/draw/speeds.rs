@@ -2,15 +2,15 @@
 
 use crate::draw::curves::{self, Curve, Curves, Spot};
 use crate::draw::palette;
-use crate::draw::svg::{Size, Svg};
+use crate::draw::picture::{self, TOP};
+use crate::draw::svg::Size;
 use crate::text::clean;
 
-/// Size of the picture, and space above it for the title.
+/// Size of the picture below its title.
 const SIZE: Size = Size {
     width: 720.0,
     height: 360.0,
 };
-const TOP: f64 = 40.0;
 
 /// Maximum number of curves: a reader cannot distinguish more.
 const CURVES_MAX: usize = 12;
@@ -54,15 +54,7 @@ pub fn speeds_svg(sizes_percent: &[f64], all: &[Speeds]) -> String {
         height: SIZE.height + TOP,
         ..SIZE
     };
-    let mut svg = Svg::new(whole, TITLE);
-    svg.style(&palette::css());
-    let ground: [(&str, &dyn std::fmt::Display); 3] = [
-        ("class", &"ground"),
-        ("width", &"100%"),
-        ("height", &"100%"),
-    ];
-    svg.element("rect", &ground, None);
-    svg.text("title", (16.0, 27.0), TITLE);
+    let mut svg = picture::titled(whole, TITLE);
     svg.place(TOP, &curves.plot(SIZE));
     svg.finish()
 }
