@@ -4,7 +4,7 @@
 //! test, because a seccomp filter cannot be removed.
 
 use std::io::Read;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
@@ -123,8 +123,11 @@ fn child(idle: &Idle) -> Command {
     child
 }
 
-/// Runs a child to its end.
+/// Runs a child to its end. A child that may not remove files leaves its own to this one, whoever it runs as.
 fn said(command: &mut Command) -> Said {
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    command.env("TMPDIR", folder.path());
     let (mut out, into) = io::pipe().unwrap();
     command.stdout(into.try_clone().unwrap()).stderr(into);
     let mut child = command.spawn().unwrap();
