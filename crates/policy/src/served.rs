@@ -72,8 +72,8 @@ struct Ranked {
 }
 
 impl Served {
-    /// The number in [`RANKINGS`] of the ranking that is due.
-    pub(crate) fn due(&mut self) -> usize {
+    /// The number in [`RANKINGS`] of the next ranking, in turn.
+    pub(crate) fn take_turn(&mut self) -> usize {
         self.next = (self.next + 1) % RANKINGS.len();
         self.next
     }

@@ -185,7 +185,7 @@ impl<S: Strategy> Engine<S> {
             self.ranking = rank(spaces.map(|(&pid, p)| (pid, p.classifier.ranges())));
         }
         if S::COUNTS_BLOCKS && is_due {
-            let (at, spaces) = (self.served.due(), self.processes.iter());
+            let (at, spaces) = (self.served.take_turn(), self.processes.iter());
             let ranges = |p: &Process<S::Classifier>| {
                 p.classifier.ranges_over(RANKINGS[at]).collect::<Vec<_>>()
             };

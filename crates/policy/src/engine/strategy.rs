@@ -47,8 +47,7 @@ pub trait Classify: Clone + std::fmt::Debug {
     fn ranges(&self) -> impl Iterator<Item = ClassifiedRange>;
 
     /// The ranges by the heat of a window, if it has several windows.
-    fn ranges_over(&self, window: usize) -> impl Iterator<Item = ClassifiedRange> {
-        let _ = window;
+    fn ranges_over(&self, _window: usize) -> impl Iterator<Item = ClassifiedRange> {
         self.ranges()
     }
 
