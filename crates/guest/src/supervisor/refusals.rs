@@ -123,7 +123,7 @@ fn child(idle: &Idle) -> Command {
     child
 }
 
-/// Runs a child to its end. A child that may not remove files leaves its own to this one, whoever it runs as.
+/// Runs a child to its end, and removes its files: it may not be allowed to. It may run as any user.
 fn said(command: &mut Command) -> Said {
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();

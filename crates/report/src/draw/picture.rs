@@ -8,7 +8,7 @@ use crate::draw::svg::{Size, Svg};
 /// Space for the title.
 pub(crate) const TOP: f64 = 40.0;
 
-/// A picture of this size with a title, in both colour schemes. What is below [`TOP`] is free.
+/// A picture of this size with a title, in both colour schemes. The space below [`TOP`] is free.
 pub(crate) fn titled(size: Size, title: &str) -> Svg {
     let mut svg = Svg::new(size, title);
     svg.style(&palette::css());
