@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use demeter_guest::agent::{Agent, Control, Effects};
 use demeter_guest::config::Config;
+use demeter_guest::latency::LoadProbe;
 use demeter_guest::pages::LivePages;
 use demeter_guest::status::StatusCell;
 use demeter_guest::targets::TargetFinder;
@@ -181,6 +182,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         tracker,
         pages: Box::new(LivePages::default()),
         measured_ns: BTreeMap::new(),
+        load: LoadProbe::default(),
         cpus: 1,
     };
     let mut agent = Agent::new(root.path().into(), config, effects, status.clone())?;

@@ -20,17 +20,18 @@ use demeter_policy::{ByLevel, GuestVirtAddr, Level, NodeId, PAGE_SIZE, Pid};
 use crate::nodes::{Tiers, Topology};
 use crate::pages::{LivePages, PageState, Pages};
 
-/// Size of the memory that is chased through.
-const BYTES: usize = 8 << 20;
+mod loaded;
+
+pub use loaded::LoadProbe;
 
 /// Bytes between steps: each step has its own line, beyond the reach of adjacent-line prefetch.
 const STRIDE: usize = 1024;
 
-/// Number of steps in all, and in each round.
-const STEPS: usize = BYTES / STRIDE;
+/// Number of steps through 8 MiB, in all and in each round; a power of two.
+const STEPS: usize = (8 << 20) / STRIDE;
 const ROUND: usize = STEPS / 4;
 
-/// Distance between visited lines, coprime to the number of steps, so that no stride can be predicted.
+/// Distance between visited lines, coprime to every number of steps, so that no stride can be predicted.
 const HOP: usize = 3571;
 
 /// Bytes of a cache line.
@@ -136,11 +137,8 @@ fn run_on(cpus: &[u32]) {
 }
 
 fn load_ns(node: NodeId) -> io::Result<u32> {
-    let memory = NodeBuffer::on(node)?;
-    memory.link();
-    if !memory.is_on(node) {
-        return Err(io::ErrorKind::OutOfMemory.into());
-    }
+    let memory = NodeBuffer::on(node, STEPS)?;
+    memory.evict();
     let mut best_ns = u128::MAX;
     let mut at = 0;
     for _ in 0..STEPS / ROUND {
@@ -154,21 +152,34 @@ fn load_ns(node: NodeId) -> io::Result<u32> {
     Ok(u32::try_from(best_ns).unwrap_or(u32::MAX).max(1))
 }
 
-/// Memory of a node.
-struct NodeBuffer(NonNull<u8>);
+/// Memory of a node, with a chain of steps through it.
+#[derive(Debug)]
+struct NodeBuffer {
+    start: NonNull<u8>,
+    /// A power of two.
+    steps: usize,
+}
+
+// SAFETY: the mapping is this value's alone, and any thread may read and unmap it.
+unsafe impl Send for NodeBuffer {}
 
 impl NodeBuffer {
-    fn on(node: NodeId) -> io::Result<Self> {
+    /// Memory of this node for so many steps.
+    ///
+    /// # Errors
+    /// The node has no room for it.
+    fn on(node: NodeId, steps: usize) -> io::Result<Self> {
+        let bytes = steps * STRIDE;
         let (protection, flags) = (
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
         );
         // SAFETY: a new mapping at an address that the kernel chooses.
-        let start = unsafe { libc::mmap(ptr::null_mut(), BYTES, protection, flags, -1, 0) };
+        let start = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, flags, -1, 0) };
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        let memory = NonNull::new(start.cast()).map(Self);
+        let memory = NonNull::new(start.cast()).map(|start| Self { start, steps });
         let memory = memory.ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
         let mut nodes = [0u64; 16];
         let word = nodes.get_mut(node.0 as usize / 64);
@@ -178,7 +189,7 @@ impl NodeBuffer {
             libc::syscall(
                 libc::SYS_mbind,
                 start,
-                BYTES,
+                bytes,
                 MPOL_PREFERRED,
                 nodes.as_ptr(),
                 nodes.len() * 64,
@@ -189,41 +200,63 @@ impl NodeBuffer {
             return Err(io::Error::last_os_error());
         }
         // Huge pages keep TLB misses out of the latency. The kernel may ignore the hint. SAFETY: the mapping is ours.
-        unsafe { libc::madvise(start, BYTES, libc::MADV_HUGEPAGE) };
-        Ok(memory)
+        unsafe { libc::madvise(start, bytes, libc::MADV_HUGEPAGE) };
+        memory.link();
+        match memory.is_on(node) {
+            true => Ok(memory),
+            false => Err(io::ErrorKind::OutOfMemory.into()),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        self.steps * STRIDE
     }
 
     /// The word at a step.
     fn word(&self, step: usize) -> *mut usize {
-        assert!(step < STEPS, "a step that was never linked");
+        assert!(step < self.steps, "a step that was never linked");
         // SAFETY: within the mapping, and aligned as the stride is.
-        unsafe { self.0.as_ptr().add(step * STRIDE).cast() }
+        unsafe { self.start.as_ptr().add(step * STRIDE).cast() }
     }
 
-    /// Writes the chain of steps, and evicts it from caches.
+    /// Writes the chain of steps.
     fn link(&self) {
         let mut step = 0;
-        for _ in 0..STEPS {
-            let next = (step + HOP) % STEPS;
+        for _ in 0..self.steps {
+            let next = (step + HOP) % self.steps;
             // SAFETY: a word of the mapping, to which no other reference exists.
             unsafe { self.word(step).write(next) };
             step = next;
         }
-        for line in 0..BYTES / LINE {
+    }
+
+    /// Evicts the chain from caches, as far as the processor and the size allow.
+    fn evict(&self) {
+        for line in 0..self.bytes() / LINE {
             // SAFETY: within the mapping; volatile, so that the load is not optimized away.
-            unsafe { self.0.as_ptr().add(line * LINE).read_volatile() };
+            unsafe { self.start.as_ptr().add(line * LINE).read_volatile() };
         }
+        self.flush();
+    }
+
+    /// Flushes the chain from caches, where a program may do that.
+    fn flush(&self) {
         #[cfg(target_arch = "x86_64")]
-        for step in 0..STEPS {
+        for step in 0..self.steps {
             // SAFETY: every x86-64 processor has the instruction; it only affects caches.
             unsafe { std::arch::x86_64::_mm_clflush(self.word(step).cast()) };
         }
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: every x86-64 processor has the instruction. Flushes end before later loads begin.
+        unsafe {
+            std::arch::x86_64::_mm_mfence()
+        };
     }
 
     /// Whether all pages lie on this node.
     fn is_on(&self, node: NodeId) -> bool {
-        let start = self.0.as_ptr() as u64;
-        let pages: Vec<_> = (start..start + BYTES as u64)
+        let start = self.start.as_ptr() as u64;
+        let pages: Vec<_> = (start..start + self.bytes() as u64)
             .step_by(PAGE_SIZE as usize)
             .map(GuestVirtAddr)
             .collect();
@@ -241,7 +274,7 @@ impl NodeBuffer {
 impl Drop for NodeBuffer {
     fn drop(&mut self) {
         // SAFETY: the mapping is ours, and no pointer into it remains.
-        unsafe { libc::munmap(self.0.as_ptr().cast(), BYTES) };
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes()) };
     }
 }
 
@@ -251,13 +284,15 @@ mod tests {
 
     #[test]
     fn every_step_is_visited_once() {
-        let mut seen = vec![false; STEPS];
-        let mut step = 0;
-        for _ in 0..STEPS {
-            assert!(!std::mem::replace(&mut seen[step], true));
-            step = (step + HOP) % STEPS;
+        for steps in [loaded::STEPS, STEPS] {
+            let mut seen = vec![false; steps];
+            let mut step = 0;
+            for _ in 0..steps {
+                assert!(!std::mem::replace(&mut seen[step], true));
+                step = (step + HOP) % steps;
+            }
+            assert_eq!(step, 0);
         }
-        assert_eq!(step, 0);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use demeter_policy::{NodeId, Pid};
 use crate::agent::{self, Agent, AgentError, Checked, Control, Effects, Ended};
 use crate::balloon::link::{BesideAgent, LinkError, RunningRelay};
 use crate::config::{BalloonMode, Config};
-use crate::latency;
+use crate::latency::{self, LoadProbe};
 use crate::nodes::TierOrder;
 use crate::pages::LivePages;
 use crate::probe::{self, Advice};
@@ -265,6 +265,7 @@ fn start(
         finder: finder.clone(),
         tracker,
         pages: Box::new(LivePages::default()),
+        load: LoadProbe::on(measured_ns),
         measured_ns: measured_ns.clone(),
         cpus: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
     };

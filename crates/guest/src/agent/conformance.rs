@@ -147,6 +147,7 @@ impl AgentRig {
             tracker: Box::new(queue.clone()),
             pages: Box::new(kernel.clone()),
             measured_ns: measured_ns(),
+            load: LoadProbe::default(),
             cpus: WORTH_MUCH.cpus,
         };
         let agent = Agent::new(root.path().into(), config, effects, StatusCell::default());

@@ -8,7 +8,7 @@ use demeter_policy::engine::{Direction, NodeFacts};
 use demeter_policy::{BLOCK_SIZE, Block, ByLevel, ByteCount, Level, NodeId, Pid, Relocation};
 
 use crate::config::Config;
-use crate::latency;
+use crate::latency::{self, LoadProbe};
 use crate::nodes::{NodeMemory, NodesError, TierOrder, Tiers, Topology};
 use crate::pages::{Pages, PagesError};
 use crate::placer::{Placer, Rooms};
@@ -21,6 +21,7 @@ pub(super) struct Machine {
     root: PathBuf,
     /// Measured latency of each node, nanoseconds.
     measured_ns: BTreeMap<NodeId, u32>,
+    load: LoadProbe,
     topology: Topology,
     order: TierOrder,
     placer: Placer,
@@ -53,7 +54,7 @@ impl Machine {
     pub fn read(
         root: &Path,
         config: &Config,
-        measured_ns: BTreeMap<NodeId, u32>,
+        (measured_ns, load): (BTreeMap<NodeId, u32>, LoadProbe),
         cpus: u32,
     ) -> Result<Self, NodesError> {
         let mut topology = Topology::read(root)?;
@@ -62,6 +63,7 @@ impl Machine {
         let mut machine = Self {
             root: root.into(),
             measured_ns,
+            load,
             placer: Placer::new(order.tiers.clone(), topology.clone()),
             topology,
             order,
@@ -184,6 +186,16 @@ impl Machine {
         Ok(sum)
     }
 
+    /// Current free memory of each tier, and its latency under load now.
+    pub fn facts_under_load(&self) -> Result<ByLevel<NodeFacts>, NodesError> {
+        let mut facts = self.facts()?;
+        let latency_ns = self.load.of_tiers(self.tiers());
+        for (facts, latency_ns) in facts.0.iter_mut().zip(latency_ns.0) {
+            facts.latency_ns = latency_ns;
+        }
+        Ok(facts)
+    }
+
     /// The node of a CPU.
     pub fn node_of_cpu(&self, cpu: u32) -> Option<NodeId> {
         self.placer.node_of_cpu(cpu)
@@ -251,6 +263,7 @@ fn facts(node: NodeMemory) -> NodeFacts {
     let mut facts = NodeFacts {
         free: node.free,
         kept: node.low_watermark,
+        latency_ns: None,
     };
     if facts.usable().0 >= BLOCK_SIZE && node.held_by_cpus.0 >= BLOCK_SIZE {
         facts.free.0 += BLOCK_SIZE;

@@ -41,6 +41,7 @@ use sharing::Sharing;
 
 use crate::config::Config;
 use crate::heat::Heat;
+use crate::latency::LoadProbe;
 use crate::mover::Mover;
 use crate::pages::Pages;
 use crate::prober::Prober;
@@ -125,6 +126,8 @@ pub struct Effects {
     pub pages: Box<dyn Pages>,
     /// Measured latency of a load from each node, nanoseconds.
     pub measured_ns: BTreeMap<NodeId, u32>,
+    /// Measures latency under load.
+    pub load: LoadProbe,
     /// CPUs that programs run on.
     pub cpus: u32,
 }
@@ -145,9 +148,10 @@ impl Agent {
             tracker,
             pages,
             measured_ns,
+            load,
             cpus,
         } = effects;
-        let machine = Machine::read(&root, &config, measured_ns, cpus)?;
+        let machine = Machine::read(&root, &config, (measured_ns, load), cpus)?;
         let (tiers, nodes_left_alone) = machine.describe();
         let tuning = &config.tuning;
         let gain = Gain {
@@ -296,7 +300,11 @@ impl Agent {
                     self.hinder(pid, placements.err())?;
                 }
                 Request::ReadNodes => {
-                    let facts = self.machine.facts()?;
+                    // Copies of its own are no load of programs.
+                    let facts = match self.engine.stage() {
+                        engine::Stage::Moving => self.machine.facts()?,
+                        _ => self.machine.facts_under_load()?,
+                    };
                     self.engine.push(Input::Nodes(facts))?;
                 }
                 Request::Move { .. } => self.move_batch()?,

@@ -127,6 +127,7 @@ pub(super) fn agent_on(
         tracker: Box::new(ScriptedTracker(script.clone())),
         pages: Box::new(kernel.clone()),
         measured_ns: measured_ns(),
+        load: LoadProbe::default(),
         cpus: WORTH_MUCH.cpus,
     };
     let mut agent = Agent::new(root.into(), config, effects, status.clone())?;

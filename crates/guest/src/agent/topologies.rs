@@ -166,6 +166,7 @@ impl World {
                 .zip(0..)
                 .map(|(&(_, _, tier), node)| (NodeId(node), 100 + 50 * tier))
                 .collect(),
+            load: LoadProbe::default(),
             cpus: WORTH_MUCH.cpus,
         };
         let status = StatusCell::default();

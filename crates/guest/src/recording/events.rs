@@ -123,6 +123,7 @@ impl Encoder {
                 for tier in facts.0 {
                     put(to, tier.free.0);
                     put(to, tier.kept.0);
+                    put(to, tier.latency_ns.unwrap_or(0).into());
                 }
             }
             Input::Moved {
@@ -300,6 +301,7 @@ impl Decoder {
                 let mut facts = ByLevel::<NodeFacts>::default();
                 for tier in &mut facts.0 {
                     (tier.free, tier.kept) = (bytes(from)?, bytes(from)?);
+                    tier.latency_ns = Some(from.number_u32()?).filter(|&ns| ns > 0);
                 }
                 Input::Nodes(facts)
             }

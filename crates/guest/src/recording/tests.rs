@@ -211,7 +211,14 @@ fn bytes() -> impl Strategy<Value = ByteCount> {
 
 /// Any input without lists.
 fn any_input() -> impl Strategy<Value = Input<'static>> {
-    let facts = || (bytes(), bytes()).prop_map(|(free, kept)| NodeFacts { free, kept });
+    let latency_ns = || proptest::option::of(1..u32::MAX);
+    let facts = move || {
+        (bytes(), bytes(), latency_ns()).prop_map(|(free, kept, latency_ns)| NodeFacts {
+            free,
+            kept,
+            latency_ns,
+        })
+    };
     prop_oneof![
         Just(Input::Epoch),
         pid().prop_map(Input::Started),

@@ -334,10 +334,12 @@ impl Worker {
             fast: NodeFacts {
                 free: fast.usable().min(granted),
                 kept: ByteCount(0),
+                latency_ns: None,
             },
             slow: NodeFacts {
                 free: slow.free,
                 kept: slow.high_watermark,
+                latency_ns: None,
             },
         })
     }

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use demeter_guest::agent::{Agent, Effects};
 use demeter_guest::config::Config;
+use demeter_guest::latency::LoadProbe;
 use demeter_guest::nodes::{NodeMemory, Topology};
 use demeter_guest::pages::LivePages;
 use demeter_guest::status::StatusCell;
@@ -215,6 +216,7 @@ fn manage(pid: Pid, hot: Range<u64>) {
         tracker: Box::new(HotMemory(vec![(pid, hot)])),
         pages: Box::new(LivePages::default()),
         measured_ns: [(NodeId(0), 100), (NodeId(1), 1 << 20)].into(),
+        load: LoadProbe::default(),
         cpus: 1 << 20,
     };
     let status = StatusCell::default();

@@ -10,6 +10,7 @@ use std::ptr;
 
 use demeter_guest::agent::{Agent, Effects};
 use demeter_guest::config::Config;
+use demeter_guest::latency::LoadProbe;
 use demeter_guest::nodes::Topology;
 use demeter_guest::pages::{LivePages, PageState, Pages};
 use demeter_guest::status::StatusCell;
@@ -120,6 +121,7 @@ fn manage(shape: &Shape, programs: &[Program]) {
         tracker: Box::new(HotMemory(programs.iter().map(Program::hot).collect())),
         pages: Box::new(LivePages::default()),
         measured_ns: (0..).zip(shape.nodes).map(measured_ns).collect(),
+        load: LoadProbe::default(),
         cpus: 1 << 20,
     };
     let status = StatusCell::default();

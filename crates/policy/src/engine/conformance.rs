@@ -239,6 +239,7 @@ impl MapKernel {
         let facts = |tier| NodeFacts {
             free: ByteCount(self.free.get(tier) * BLOCK_SIZE),
             kept: ByteCount(0),
+            latency_ns: None,
         };
         PerTier::from_fn(facts).into()
     }

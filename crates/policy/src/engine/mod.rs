@@ -280,6 +280,8 @@ impl<S: Strategy> Engine<S> {
             }
             (Input::Nodes(facts), State::Plan) => {
                 let usable = usable(facts)?;
+                let latency_ns = ByLevel(facts.0.map(|tier| tier.latency_ns));
+                self.strategy.loaded(&latency_ns);
                 self.plan(usable);
             }
             (Input::Nodes(facts), State::Room) => {

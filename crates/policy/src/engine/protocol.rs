@@ -89,13 +89,15 @@ pub enum Input<'a> {
     Reclaimed,
 }
 
-/// Free memory of a tier.
+/// The state of a tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NodeFacts {
     /// Free memory.
     pub free: ByteCount,
     /// Memory to leave to the kernel: one of its watermarks, including the zones' reserves.
     pub kept: ByteCount,
+    /// Latency of a load under the tier's load now, nanoseconds; `None` where nobody measures it.
+    pub latency_ns: Option<u32>,
 }
 
 impl NodeFacts {
@@ -124,7 +126,7 @@ pub enum Request<'a> {
         /// Its blocks.
         blocks: &'a [Block],
     },
-    /// Read free memory now: [`Input::Nodes`].
+    /// Read the state of tiers now: [`Input::Nodes`].
     ReadNodes,
     /// Move these blocks and look up their new places: [`Input::Moved`] or [`Input::MoveFailed`].
     Move {

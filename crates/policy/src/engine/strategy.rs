@@ -168,6 +168,11 @@ pub trait Strategy {
         let _ = cpus;
     }
 
+    /// Notes the latency of each tier under its load now, where it was measured.
+    fn loaded(&mut self, latency_ns: &ByLevel<Option<u32>>) {
+        let _ = latency_ns;
+    }
+
     /// Notes an access to moved memory.
     fn saw(&mut self, away: Option<Away>, events: u32, exposure_s: Option<f64>) {
         let _ = (away, events, exposure_s);
@@ -247,6 +252,10 @@ impl Strategy for ByHeat {
 
     fn set_cpus(&mut self, cpus: u32) {
         self.0.set_cpus(cpus);
+    }
+
+    fn loaded(&mut self, latency_ns: &ByLevel<Option<u32>>) {
+        self.0.loaded(latency_ns);
     }
 
     #[inline]

@@ -110,6 +110,7 @@ impl Machine {
                     let facts = |level| NodeFacts {
                         free: ByteCount(self.free.get(level) * BLOCK_SIZE),
                         kept: ByteCount(0),
+                        latency_ns: None,
                     };
                     let facts = ByLevel::from_fn(facts);
                     self.engine.push(Input::Nodes(facts)).unwrap();

@@ -9,29 +9,32 @@ pub struct Gain {
     pub loads_per_sample: Option<u32>,
     /// Upper bound of a program's assumed share of time that it waits for memory.
     pub waits: f64,
-    /// Measured latency of a load from each tier, nanoseconds.
+    /// Latency of a load from each tier when idle, nanoseconds.
     pub latency_ns: ByLevel<u32>,
     /// CPUs that programs run on.
     pub cpus: u32,
 }
 
 impl Gain {
-    /// Extra cost of an event in each tier compared with the fastest, seconds: its loads times the difference of
-    /// latencies.
+    /// Extra cost of an event in each tier compared with the first, seconds: its loads times the difference of
+    /// latencies. It is below zero in a tier that is faster than the first one now.
     ///
     /// At `events_per_s` all events together cost no more than the time that a program saves if it waits for the
     /// slowest memory for `waits` of its time.
-    pub(crate) fn event_s(&self, events_per_s: f64) -> ByLevel<f64> {
-        let fastest = self.latency_ns.0[0];
-        let slowest = self.latency_ns.0.into_iter().fold(1, u32::max);
-        ByLevel::from_fn(|level| {
-            let more_ns = f64::from(self.latency_ns.get(level).saturating_sub(fastest));
-            let time_saved = self.waits * f64::from(self.cpus) * more_ns / f64::from(slowest);
+    pub(crate) fn event_s(&self, latency_ns: &ByLevel<f64>, events_per_s: f64) -> ByLevel<f64> {
+        let first_ns = latency_ns.0[0];
+        let slowest_ns = latency_ns.0.into_iter().fold(1.0, f64::max);
+        ByLevel(latency_ns.0.map(|ns| {
+            // A tier without a latency does not exist.
+            let more_ns = if ns > 0.0 { ns - first_ns } else { 0.0 };
+            let time_saved = self.waits * f64::from(self.cpus) * more_ns.abs() / slowest_ns;
             let most_s = time_saved / events_per_s.max(f64::MIN_POSITIVE);
             let known_s = self
                 .loads_per_sample
-                .map(|loads| f64::from(loads) * more_ns * 1e-9);
-            known_s.map_or(most_s, |known_s| known_s.min(most_s))
-        })
+                .map(|loads| f64::from(loads) * more_ns.abs() * 1e-9);
+            known_s
+                .map_or(most_s, |known_s| known_s.min(most_s))
+                .copysign(more_ns)
+        }))
     }
 }

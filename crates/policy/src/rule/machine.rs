@@ -26,6 +26,30 @@ pub(super) struct Machine {
     /// Promotion and demotion of one block each.
     pub exchange_s: f64,
     pub period: u32,
+    /// Accesses a second that fast memory can serve.
+    pub peak: f64,
+}
+
+impl Machine {
+    /// Latency of fast memory that serves this share of accesses: its queue grows with its traffic, and each CPU waits for
+    /// its own access.
+    pub fn fast_ns(&self, hits: f64) -> f64 {
+        let (mut least, mut most) = (self.fast_ns, 1e3 * self.fast_ns);
+        for _ in 0..60 {
+            let ns = (least + most) / 2.0;
+            let used = hits * self.accesses(hits, ns) / self.peak;
+            match used < 1.0 && self.fast_ns / (1.0 - used) < ns {
+                true => most = ns,
+                false => least = ns,
+            }
+        }
+        most
+    }
+
+    /// Accesses a second, at this latency of fast memory.
+    pub fn accesses(&self, hits: f64, fast_ns: f64) -> f64 {
+        f64::from(self.cpus) * 1e9 / (hits * fast_ns + (1.0 - hits) * self.slow_ns)
+    }
 }
 
 /// The costs of hardware.
@@ -38,6 +62,7 @@ pub(super) fn hardware(blocks: usize, cpus: u32) -> Machine {
         slow_ns: 200.0,
         exchange_s: 1.4e-3,
         period: 4093,
+        peak: f64::INFINITY,
     }
 }
 
@@ -123,11 +148,11 @@ pub(super) fn run(
     for epoch in 1..=epochs {
         shares(f64::from(epoch) * EPOCH_S, &mut share);
         let hit = |fast: &[bool]| hit_share(&share, fast);
-        let ns = |fast: &[bool]| hit(fast) * m.fast_ns + (1.0 - hit(fast)) * m.slow_ns;
-        let whole_s = EPOCH_S * f64::from(m.cpus);
-        let accesses = (whole_s - spent_s.min(0.9 * whole_s)) * 1e9 / ns(&in_fast);
+        let rate = |fast: &[bool]| m.accesses(hit(fast), m.fast_ns(hit(fast)));
+        let left = 1.0 - (spent_s / (EPOCH_S * f64::from(m.cpus))).min(0.9);
+        let accesses = EPOCH_S * left * rate(&in_fast);
         done.push(accesses);
-        done_unmanaged.push(whole_s * 1e9 / ns(&unmanaged));
+        done_unmanaged.push(EPOCH_S * rate(&unmanaged));
         hits.push(hit(&in_fast));
         for (b, share) in share.iter().enumerate() {
             let events = poisson(share * accesses / f64::from(m.period), &mut chance);
@@ -144,6 +169,8 @@ pub(super) fn run(
             away: residency.away(),
             rate: heat.rate(0),
         });
+        let latency_ns = [m.fast_ns(hit(&in_fast)), m.slow_ns].map(|ns| Some(ns as u32));
+        rule.loaded(&ByLevel([latency_ns[0], latency_ns[1], None, None]));
         let situation = Situation {
             ranking: &[],
             residency: &residency,

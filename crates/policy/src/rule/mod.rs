@@ -17,6 +17,9 @@
 //!    time for which a block was hot before its move counts, too. When the bucket is empty, blocks may only go back to where
 //!    they lay first. Moves that have lost as much as it held at first, and still lose, are undone.
 //!
+//! 4. Latencies are those of tiers under their load now. A tier that load has made slower than the one below is relieved of
+//!    its hottest blocks (`load`).
+//!
 //! So a hot set that is ten times thinner is moved ten times later, and no horizon has to be known. The rule is that of one
 //! boundary between two tiers; with more tiers it is applied to each boundary, the fastest first. Blocks may have any size:
 //! what is compared is events per byte.
@@ -31,6 +34,7 @@
 //! - The same evidence gives the same plan.
 
 mod gain;
+mod load;
 #[cfg(test)]
 mod machine;
 mod pairs;
@@ -44,6 +48,7 @@ use crate::heat::{Heat, WINDOWS, window_s};
 use crate::tier::Direction;
 use crate::{Away, BLOCK_SIZE, Block, ByLevel, ByteCount, Level, Spread};
 pub use gain::Gain;
+use load::Load;
 pub(crate) use pairs::plan;
 use price::Price;
 use scan::Scan;
@@ -124,8 +129,8 @@ pub struct Rule {
     promises: ByLevel<[f64; WINDOWS]>,
     /// The window whose exchanges did not fit the last epoch, for each boundary.
     unfinished: ByLevel<Option<usize>>,
-    /// The extra cost of an event in each tier compared with the fastest, seconds.
-    event_s: ByLevel<f64>,
+    /// What an event costs in each tier now.
+    load: Load,
     balance: Balance,
     scans: ByLevel<Scan>,
 }
@@ -158,7 +163,7 @@ impl Rule {
             income: [0.0; STEADY_WINDOWS],
             promises: ByLevel::default(),
             unfinished: ByLevel::default(),
-            event_s: ByLevel::default(),
+            load: Load::new(&gain),
             balance: Balance::default(),
             scans: ByLevel::default(),
         }
@@ -191,7 +196,7 @@ impl Rule {
             // Income that nobody has seen for a second counts half.
             self.income[0] *= window_s(0) / (window_s(0) + end.elapsed_s);
         } else if self.unseen_s > 0.0 {
-            self.event_s = self.gain.event_s(end.rate);
+            self.load.set_rate(&self.gain, end.rate);
             let earned_s = self.earned_s(end);
             self.tokens_s += earned_s;
             for (window, income) in self.income.iter_mut().enumerate() {
@@ -226,11 +231,16 @@ impl Rule {
                 let fresh = self.fresh.get_mut(home).get_mut(now);
                 let blocks = *end.away.get(home).get(now);
                 let events = fresh.take(blocks, self.unseen_s);
-                let saved_s = events * (self.event_s.get(home) - self.event_s.get(now));
+                let saved_s = events * (self.load.event_s.get(home) - self.load.event_s.get(now));
                 earned_s += saved_s.clamp(-most_s, most_s);
             }
         }
         earned_s
+    }
+
+    /// Takes note of each tier's latency under its load now, where it was measured.
+    pub fn loaded(&mut self, latency_ns: &ByLevel<Option<u32>>) {
+        self.load.measured(&self.gain, latency_ns);
     }
 
     /// Takes note that the number of CPUs has changed.

@@ -21,6 +21,8 @@ struct Candidates<'a> {
     slow: Vec<Unit<'a>>,
     /// Coldest first.
     fast: Vec<Unit<'a>>,
+    /// Those of a tier that its load has made slower than the next one, hottest first.
+    overloaded: Vec<Unit<'a>>,
 }
 
 /// Time and room that the plan may still use.
@@ -29,6 +31,8 @@ struct Left {
     epoch_s: f64,
     may_promote: u64,
     may_demote: u64,
+    /// Events a second whose memory may still move.
+    may_shift: f64,
     fast_free: u64,
     level: u64,
     slow_free: u64,
@@ -51,15 +55,16 @@ impl Left {
             epoch_s: situation.epoch_ms as f64 / 1e3 - spent_s,
             may_promote: most,
             may_demote: most,
+            may_shift: rule.load.most_events(&rule.gain, situation.level),
             fast_free: room.fast_free.0,
             level: room.level().0,
             slow_free: room.slow_free.0,
         }
     }
 
-    /// Whether no exchange can be paid for in this epoch any more.
+    /// Whether no exchange can be paid for in this epoch any more, or the tiers' latencies have to be measured first.
     fn is_spent(&self) -> bool {
-        self.epoch_s <= 0.0 || self.tokens_s <= 0.0
+        self.epoch_s <= 0.0 || self.tokens_s <= 0.0 || self.may_shift <= 0.0
     }
 
     fn has_room_for(&self, bytes: u64) -> bool {
@@ -139,6 +144,7 @@ fn plan_with(
         make_room(rule, situation, &mut candidates, &mut left, &mut plan);
         let goes_on = !left.is_spent() || before == Some(window);
         exchange(rule, window, &candidates, &mut shares, &mut left, &mut plan);
+        relieve(rule, window, &candidates, &mut left, &mut plan);
         if goes_on && left.is_spent() {
             unfinished = Some(window);
         }
@@ -192,6 +198,27 @@ fn make_room(
     candidates.fast.drain(..taken);
 }
 
+/// Demotes the hottest units of a tier that is slower than the next one, as far as that pays.
+fn relieve(
+    rule: &Rule,
+    window: usize,
+    candidates: &Candidates<'_>,
+    left: &mut Left,
+    plan: &mut Plan,
+) {
+    for hot in &candidates.overloaded {
+        if left.is_spent() || !left.can_demote(hot.bytes) {
+            break;
+        }
+        let cost_s = rule.demotion_s(hot.bytes);
+        if rule.reaches(window, hot, None, cost_s) {
+            left.demote(hot.bytes, cost_s);
+            left.may_shift -= hot.rate();
+            plan.demotions.push(hot.relocation());
+        }
+    }
+}
+
 /// Pairs the hottest slow units with the coldest fast ones, as far as that pays.
 fn exchange(
     rule: &Rule,
@@ -204,7 +231,7 @@ fn exchange(
     // Coldest last, so that those that leave are taken from the end.
     let mut victims: Vec<&Unit<'_>> = candidates.fast.iter().rev().collect();
     for hot in &candidates.slow {
-        if left.epoch_s <= 0.0 || hot.bytes > left.may_promote {
+        if left.epoch_s <= 0.0 || left.may_shift <= 0.0 || hot.bytes > left.may_promote {
             break;
         }
         if left.has_room_for(hot.bytes) {
@@ -224,6 +251,7 @@ fn exchange(
             }
         }
         left.promote(hot.bytes, rule.promotion_s(hot.bytes));
+        left.may_shift -= hot.rate();
         parts.promoted(hot.pid, hot.bytes);
         plan.promotions.push(hot.relocation());
     }
@@ -305,7 +333,7 @@ impl Rule {
     pub(super) fn extra_s(&self, level: Level, spread: &Spread, bytes: u64) -> f64 {
         let extra = |slower: Level| {
             let part = spread.0.get(slower).0 as f64 / bytes.max(1) as f64;
-            part * (self.event_s.get(slower) - self.event_s.get(level))
+            part * (self.load.event_s.get(slower) - self.load.event_s.get(level))
         };
         level.slower().map(extra).sum()
     }
@@ -326,7 +354,13 @@ impl Rule {
     fn pays(&self, window: usize, hot: &Unit<'_>, cold: Option<&Unit<'_>>) -> bool {
         let bytes = hot.bytes;
         let demotion_s = cold.map_or(0.0, |_| self.demotion_s(bytes));
-        let cost_s = self.promotion_s(bytes) + demotion_s;
+        self.reaches(window, hot, cold, self.promotion_s(bytes) + demotion_s)
+    }
+
+    /// Whether the loss of a unit over a window, less that of its partner, has reached a cost, and recurs in each shorter
+    /// window.
+    fn reaches(&self, window: usize, hot: &Unit<'_>, cold: Option<&Unit<'_>>, cost_s: f64) -> bool {
+        let bytes = hot.bytes;
         let (of_hot, hot_variance) = hot.events_by(hot.estimate, window, bytes);
         let (of_cold, cold_variance) = cold.map_or((0.0, 0.0), |cold| {
             cold.events_by(cold.estimate, window, bytes)
@@ -371,6 +405,7 @@ impl Candidates<'_> {
         let is_new = |unit: &Unit<'_>| !planned.contains(&(unit.pid, unit.block));
         self.slow.retain(is_new);
         self.fast.retain(is_new);
+        self.overloaded.retain(is_new);
     }
 }
 
@@ -389,7 +424,11 @@ fn candidates<'a>(
     // Small blocks are cheaper to move than whole ones.
     let most = by_time.min(by_rate).saturating_mul(TRIED).max(TRIED);
     let level = situation.level;
-    let mut slow = Least::new(most, |a, b| by_density(b, a));
+    let excess_s = rule.load.excess_s(level);
+    let is_relieved = excess_s > 0.0 && situation.shares.is_empty();
+    let hottest_first = |a: &Unit<'_>, b: &Unit<'_>| by_density(b, a);
+    let mut slow = Least::new(most, hottest_first);
+    let mut overloaded = Least::new(most, hottest_first);
     let mut fast = Least::new(most, by_density);
     let mut estimates = [Estimate::default(); CHUNK_BLOCKS];
     let mut longer = [0.0; CHUNK_BLOCKS];
@@ -431,6 +470,10 @@ fn candidates<'a>(
             }
             if placement.fast.0 > 0 {
                 let mut unit = unit(Tier::Fast, placement.fast.0);
+                if is_relieved {
+                    let event_s = excess_s;
+                    overloaded.push(Unit { event_s, ..unit });
+                }
                 // Of blocks that are all idle now, those that were so for long go first.
                 unit.density += longer[at] * unit.part / unit.bytes as f64;
                 coldest_fast = coldest_fast.min(unit.density);
@@ -442,6 +485,7 @@ fn candidates<'a>(
     Candidates {
         slow: slow.into_sorted(),
         fast: fast.into_sorted(),
+        overloaded: overloaded.into_sorted(),
     }
 }
 

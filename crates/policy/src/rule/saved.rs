@@ -17,7 +17,8 @@ impl Rule {
         for fresh in self.fresh.0.iter().flat_map(|by_now| &by_now.0) {
             to.extend([fresh.events, fresh.rates, fresh.watched].map(f64::to_bits));
         }
-        to.extend(self.event_s.0.map(f64::to_bits));
+        to.extend(self.load.latency_ns.0.map(f64::to_bits));
+        to.push(self.load.rate.to_bits());
         to.extend([self.unseen_s.to_bits(), self.gain.cpus.into()]);
         to.extend(self.income.map(f64::to_bits));
         to.extend(self.promises.0.iter().flatten().map(|p| p.to_bits()));
@@ -53,11 +54,13 @@ impl Rule {
                 watched: from.number()?,
             };
         }
-        for event_s in &mut self.event_s.0 {
-            *event_s = from.number()?;
+        for latency_ns in &mut self.load.latency_ns.0 {
+            *latency_ns = from.number()?;
         }
+        let rate = from.number()?;
         self.unseen_s = from.number()?;
         self.gain.cpus = from.next_u32()?;
+        self.load.set_rate(&self.gain, rate);
         for number in self
             .income
             .iter_mut()

@@ -393,7 +393,7 @@ impl Pair {
         let mut world = World::new(&[(1, 1, 1)], 0);
         world.rule.gain.cpus = 1 << 20;
         world.rule.tokens_s = 1e9;
-        let event_s = world.rule.gain.event_s(0.0).0[1];
+        let event_s = world.rule.load.event_s.0[1];
         let took_ns = (self.exchange * event_s / 2.0 * 1e9) as u64;
         for _ in 0..64 {
             world.rule.promotion.pay(BLOCK_SIZE, took_ns);
@@ -484,6 +484,36 @@ proptest! {
         // Chance and whole epochs cost a few hundred events for each exchange.
         let slack = exchange + 1500.0 * f64::from(1 + exchanges);
         prop_assert!(online <= 3.0 * optimum + slack, "{online} instead of {optimum}, {exchanges} exchanges");
+    }
+
+    #[test]
+    fn traffic_settles_where_loaded_tiers_are_equally_fast(
+        used in 0.3f64..6.0,
+        is_in_fast in any::<bool>(),
+        seed in 0u64..1 << 32,
+    ) {
+        let machine = hardware(1000, 8);
+        let hot = machine.blocks / 10;
+        let first = if is_in_fast { 0 } else { machine.blocks - hot };
+        let hits_unmanaged = 0.025 + if is_in_fast { 0.9 } else { 0.0 };
+        let hits_most = 0.925;
+        // Idle fast memory would be used so many times over.
+        let peak = machine.accesses(hits_most, machine.fast_ns) / used;
+        let machine = Machine { peak, ..machine };
+        let rate = |hits| machine.accesses(hits, machine.fast_ns(hits));
+        let (mut least, mut most) = (0.0, hits_most);
+        for _ in 0..40 {
+            let hits = (least + most) / 2.0;
+            match machine.fast_ns(hits) < machine.slow_ns {
+                true => least = hits,
+                false => most = hits,
+            }
+        }
+        let outcome = run(&machine, 60.0, seed, hot_set(first, hot));
+        let settled = outcome.end * rate(hits_unmanaged) / rate(least);
+        prop_assert!(settled > 0.95, "{} of the balance: {:?}", settled, outcome);
+        prop_assert!(outcome.mean > 0.95, "{:?}", outcome);
+        prop_assert!(outcome.moved < machine.blocks as u64, "{:?}", outcome);
     }
 
     #[test]

@@ -35,6 +35,11 @@ impl Unit<'_> {
         }
     }
 
+    /// Events a second.
+    pub(super) fn rate(&self) -> f64 {
+        self.estimate.rate * self.part
+    }
+
     /// Expected events in a window, in `bytes` like these, and their variance.
     pub(super) fn events(&self, window: usize, bytes: u64) -> (f64, f64) {
         self.events_by(self.heat.estimate(window, self.block), window, bytes)

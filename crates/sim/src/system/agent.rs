@@ -268,13 +268,21 @@ impl<S: Strategy> SimulatedAgent<S> {
             true => guest.promotable(),
             false => guest.usable(Tier::Fast),
         };
-        let facts = |free| NodeFacts {
-            free,
-            kept: ByteCount(0),
-        };
         let slow = guest.usable(Tier::Slow);
-        let nodes = PerTier { fast, slow };
-        let facts = PerTier::from_fn(|t| facts(*nodes.get(t)));
+        let usable = PerTier { fast, slow };
+        let latency_ns = |tier: Tier| {
+            let loaded = &actor.memory.tiers[tier as usize];
+            u32::try_from(loaded.latency_ps / PS_PER_NS).ok()
+        };
+        let facts = PerTier::from_fn(|tier| NodeFacts {
+            free: *usable.get(tier),
+            kept: ByteCount(0),
+            // Copies of one's own are no load of the program's.
+            latency_ns: match engine.stage() {
+                Stage::Moving => None,
+                _ => latency_ns(tier),
+            },
+        });
         self.push(engine, Input::Nodes(facts.into()))
     }
 

@@ -146,6 +146,8 @@ fn tell(plain: &mut Plain, told: &AnyInput, epoch: &EpochScript) -> Result<(), T
             let facts = |free, kept| NodeFacts {
                 free: ByteCount(free),
                 kept: ByteCount(kept),
+                // Any number a driver may report.
+                latency_ns: Some(free as u32),
             };
             let (fast, slow) = (facts(fast, slow), facts(slow, fast));
             Input::Nodes(ByLevel([fast, slow, slow, fast]))
