@@ -63,6 +63,12 @@ impl Memory {
         self.states.len()
     }
 
+    /// Memory used, bytes, without the allocator's overhead.
+    pub(super) fn state_bytes(&self) -> usize {
+        let runs = self.runs.len() * (size_of::<Run>() + size_of::<usize>());
+        runs + self.states.len()
+    }
+
     /// Number of blocks that were never looked at.
     pub(super) fn unknown(&self) -> usize {
         self.unknown

@@ -118,6 +118,11 @@ impl Observer {
         self.budget.set_prospect(prospect);
     }
 
+    /// Memory used for blocks, bytes, without the allocator's overhead.
+    pub fn state_bytes(&self) -> usize {
+        self.memory.state_bytes()
+    }
+
     /// Number of unknown blocks.
     pub fn unknown(&self) -> usize {
         self.memory.unknown()
