@@ -1,11 +1,15 @@
 //! The known places of blocks.
 
+mod known;
+
 use std::collections::BTreeMap;
+use std::ops::Range;
+
+use known::Packed;
+pub(crate) use known::{FAILURES_MAX, Known};
 
 use crate::tier::Direction;
-use crate::{
-    BLOCK_SIZE, ByLevel, ByteCount, GuestVirtAddr, Level, PAGE_SIZE, Pid, TierBytes, VirtRange,
-};
+use crate::{BLOCK_SIZE, ByLevel, ByteCount, GuestVirtAddr, Level, Pid, TierBytes, VirtRange};
 
 /// The number of a 2 MiB block in a virtual address space, the unit of moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -100,9 +104,21 @@ pub(crate) struct KnownChunk<'a> {
     /// Its first block.
     pub(crate) first: Block,
     /// All its blocks.
-    pub(crate) known: &'a [Option<Known>; CHUNK_BLOCKS],
+    known: &'a [Packed; CHUNK_BLOCKS],
     /// Their sum on both sides of the requested boundary.
     pub(crate) sum: TierBytes,
+}
+
+impl<'a> KnownChunk<'a> {
+    /// The knowledge of all its blocks, by address.
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = Option<Known>> + use<'a> {
+        self.known.iter().map(|packed| packed.unpack())
+    }
+
+    /// The knowledge of one of its blocks.
+    pub(crate) fn block(&self, at: usize) -> Option<Known> {
+        self.known.get(at)?.unpack()
+    }
 }
 
 /// The known places of all processes' blocks.
@@ -123,53 +139,12 @@ pub struct ResidencyMap {
 pub(crate) struct Chunk {
     /// The upper bits of its addresses.
     number: u64,
-    known: Box<[Option<Known>; CHUNK_BLOCKS]>,
+    known: Box<[Packed; CHUNK_BLOCKS]>,
     /// Sum over all known blocks.
     sum: Spread,
     known_blocks: u32,
     /// The epoch from which no block backs off.
     aside_until: u32,
-}
-
-/// Place and history of one block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Known {
-    /// Pages of 4 KiB in each tier.
-    pages: ByLevel<u16>,
-    /// The block backs off until this epoch.
-    pub(crate) aside_until: u32,
-    /// Number of consecutive failures.
-    pub(crate) failures: u8,
-    /// The move, while the block is not in its first tier.
-    pub(crate) away: Option<Away>,
-}
-
-impl Known {
-    /// A block with a known place only.
-    pub(crate) fn at(spread: Spread) -> Self {
-        let pages = |bytes: ByteCount| u16::try_from(bytes.0 / PAGE_SIZE).unwrap_or(u16::MAX);
-        Self {
-            pages: ByLevel(spread.0.0.map(pages)),
-            aside_until: 0,
-            failures: 0,
-            away: None,
-        }
-    }
-
-    /// Its place.
-    pub(crate) fn spread(&self) -> Spread {
-        let bytes = |pages: u16| ByteCount(u64::from(pages) * PAGE_SIZE);
-        Spread(ByLevel(self.pages.0.map(bytes)))
-    }
-
-    /// Its bytes on both sides of the boundary below the fastest tier.
-    pub(crate) fn placement(&self) -> TierBytes {
-        self.spread().at(Level::First)
-    }
-
-    fn is_movable(&self, epoch: u32) -> bool {
-        self.aside_until <= epoch
-    }
 }
 
 /// Facts about an accessed block.
@@ -191,7 +166,7 @@ impl Chunk {
     fn new(number: u64) -> Self {
         Self {
             number,
-            known: Box::new([None; CHUNK_BLOCKS]),
+            known: Box::new([Packed::default(); CHUNK_BLOCKS]),
             sum: Spread::default(),
             known_blocks: 0,
             aside_until: 0,
@@ -204,8 +179,8 @@ impl Chunk {
 
     /// Replaces the knowledge of a block, and updates the sums.
     fn replace(&mut self, at: usize, now: Option<Known>) {
-        let before = std::mem::replace(&mut self.known[at], now);
-        if let Some(before) = before {
+        let before = std::mem::replace(&mut self.known[at], Packed::pack(now));
+        if let Some(before) = before.unpack() {
             for level in Level::ALL {
                 self.sum.0.get_mut(level).0 -= before.spread().0.get(level).0;
             }
@@ -230,7 +205,7 @@ impl ResidencyMap {
     pub fn set(&mut self, pid: Pid, block: Block, spread: impl Into<Spread>) {
         let now = Known::at(spread.into());
         let (chunk, at) = self.chunk_of(pid, block);
-        let before = chunk.known[at];
+        let before = chunk.known[at].unpack();
         let is_same_tier = |k: &Known| k.spread().main() == now.spread().main();
         let kept = before.map_or(now, |before| Known {
             pages: now.pages,
@@ -243,7 +218,7 @@ impl ResidencyMap {
 
     /// The known place of a block.
     pub fn get(&self, pid: Pid, block: Block) -> Option<Spread> {
-        self.known_of(pid, block).map(Known::spread)
+        self.known_of(pid, block).map(|known| known.spread())
     }
 
     /// Number of moved blocks that are not back, by first tier and present tier.
@@ -259,8 +234,8 @@ impl ResidencyMap {
     /// Notes an access to a block.
     #[inline]
     pub(crate) fn accessed(&mut self, pid: Pid, block: Block) -> Accessed {
-        let known = self.known_of(pid, block).copied();
-        let was_absent = known.is_some_and(|k| k.pages == ByLevel::default());
+        let known = self.known_of(pid, block);
+        let was_absent = known.is_some_and(|k| k.is_absent());
         if was_absent {
             self.change(pid, block, |_| None);
         }
@@ -276,7 +251,7 @@ impl ResidencyMap {
             let doublings = known.failures.min(BACK_OFF_DOUBLINGS);
             Some(Known {
                 aside_until: epoch.saturating_add(BACK_OFF_EPOCHS << doublings),
-                failures: known.failures.saturating_add(1),
+                failures: known.failures.saturating_add(1).min(FAILURES_MAX),
                 ..known
             })
         });
@@ -306,21 +281,33 @@ impl ResidencyMap {
 
     /// Removes blocks of `pid` outside of `space` (sorted, disjoint).
     pub fn restrict(&mut self, pid: Pid, space: &[VirtRange]) {
-        let is_mapped = |block: Block| {
-            let next = space.partition_point(|r| r.end() <= block.start());
-            let next = space.get(next);
-            next.is_some_and(|r| r.start().0 < block.start().0 + BLOCK_SIZE)
-        };
         let Some(chunks) = self.spaces.get_mut(&pid) else {
             return;
         };
         for chunk in chunks.iter_mut() {
             let first = chunk.first_block();
+            let (start, end) = (
+                Block(first).start(),
+                Block(first + CHUNK_BLOCKS as u64).start(),
+            );
+            let near = &space[space.partition_point(|r| r.end() <= start)..];
+            let is_whole = |r: &VirtRange| r.start() <= start && end <= r.end();
+            if near.first().is_some_and(is_whole) {
+                continue;
+            }
+            let near = &near[..near.partition_point(|r| r.start() < end)];
+            let is_mapped = |block: Block| {
+                let next = near.partition_point(|r| r.end() <= block.start());
+                let next = near.get(next);
+                next.is_some_and(|r| r.start().0 < block.start().0 + BLOCK_SIZE)
+            };
             for at in 0..CHUNK_BLOCKS {
-                let known = chunk.known[at];
-                if known.is_some() && !is_mapped(Block(first + at as u64)) {
+                let known = chunk.known[at].unpack();
+                if let Some(known) = known
+                    && !is_mapped(Block(first + at as u64))
+                {
                     chunk.replace(at, None);
-                    if let Some(Away { home, now }) = known.and_then(|k| k.away) {
+                    if let Some(Away { home, now }) = known.away {
                         *self.away.get_mut(home).get_mut(now) -= 1;
                     }
                 }
@@ -358,7 +345,7 @@ impl ResidencyMap {
     pub fn placement(&self, pid: Pid, range: &VirtRange) -> TierBytes {
         let blocks = Block::numbers_of(range);
         let mut sum = TierBytes::default();
-        for chunk in self.chunks(pid) {
+        for chunk in self.chunks_of(pid, &blocks) {
             let first = chunk.first_block();
             let end = first + CHUNK_BLOCKS as u64;
             let part = match blocks.start <= first && end <= blocks.end {
@@ -367,7 +354,8 @@ impl ResidencyMap {
                     let within = blocks.start.clamp(first, end) - first
                         ..blocks.end.clamp(first, end) - first;
                     let known = chunk.known[within.start as usize..within.end as usize].iter();
-                    let known = known.flatten().map(Known::placement);
+                    let known = known.filter_map(|packed| packed.unpack());
+                    let known = known.map(|known| known.placement());
                     known.fold(TierBytes::default(), |sum, k| TierBytes {
                         fast: ByteCount(sum.fast.0 + k.fast.0),
                         slow: ByteCount(sum.slow.0 + k.slow.0),
@@ -402,7 +390,7 @@ impl ResidencyMap {
     /// Memory used, bytes, without the allocator's overhead.
     pub fn state_bytes(&self) -> usize {
         let chunks: usize = self.spaces.values().map(Vec::len).sum();
-        chunks * (size_of::<Chunk>() + size_of::<[Option<Known>; CHUNK_BLOCKS]>())
+        chunks * (size_of::<Chunk>() + size_of::<[Packed; CHUNK_BLOCKS]>())
     }
 
     /// Number of blocks that back off in `epoch`.
@@ -410,57 +398,83 @@ impl ResidencyMap {
         let chunks = self.spaces.values().flatten();
         let chunks = chunks.filter(|chunk| chunk.aside_until > epoch);
         chunks
-            .flat_map(|chunk| chunk.known.iter().flatten())
-            .filter(|k| !k.is_movable(epoch))
+            .flat_map(known_in)
+            .filter(|(_, known)| !known.is_movable(epoch))
             .count()
     }
 
     /// All known blocks of a process, by address.
     pub(crate) fn all(&self, pid: Pid) -> Vec<(Block, Known)> {
-        let blocks = self.chunks(pid).iter().flat_map(known_in);
-        blocks.map(|(block, known)| (block, *known)).collect()
+        self.chunks(pid).iter().flat_map(known_in).collect()
     }
 
     /// Restores the saved knowledge of a block.
     pub(crate) fn restore(&mut self, pid: Pid, block: Block, known: Known) {
         let (chunk, at) = self.chunk_of(pid, block);
-        let before = chunk.known[at].and_then(|k| k.away);
+        let before = chunk.known[at].unpack().and_then(|k| k.away);
         chunk.replace(at, Some(known));
         chunk.aside_until = chunk.aside_until.max(known.aside_until);
         self.count_away(before, known.away);
     }
 
-    fn known(&self, pid: Pid, range: &VirtRange) -> impl Iterator<Item = (Block, &Known)> + '_ {
+    fn known(&self, pid: Pid, range: &VirtRange) -> impl Iterator<Item = (Block, Known)> + '_ {
         let blocks = Block::numbers_of(range);
-        let chunk = CHUNK_BLOCKS as u64;
-        let chunks = self.chunks(pid);
-        let first = chunks.partition_point(|c| c.number < blocks.start / chunk);
-        chunks[first..]
-            .iter()
-            .take_while({
-                let end = blocks.end;
-                move |c| c.first_block() < end
-            })
+        let chunks = self.chunks_of(pid, &blocks).iter();
+        chunks
             .flat_map(known_in)
             .filter(move |(block, _)| blocks.contains(&block.0))
+    }
+
+    /// The unknown blocks of a range, by address. It does not visit the blocks of chunks without any.
+    pub(crate) fn unknown(
+        &self,
+        pid: Pid,
+        range: &VirtRange,
+    ) -> impl Iterator<Item = Block> + use<'_> {
+        let Range { start, end } = Block::numbers_of(range);
+        let size = CHUNK_BLOCKS as u64;
+        let numbers = start / size..end.div_ceil(size);
+        numbers.flat_map(move |number| {
+            let chunk = self.chunk(pid, number);
+            let is_full = chunk.is_some_and(|chunk| chunk.known_blocks == CHUNK_BLOCKS as u32);
+            let within = match is_full {
+                true => 0..0,
+                false => start.max(number * size)..end.min((number + 1) * size),
+            };
+            let is_unknown =
+                move |b: &u64| chunk.is_none_or(|c| !c.known[(b % size) as usize].is_known());
+            within.filter(is_unknown).map(Block)
+        })
+    }
+
+    /// The chunks with known blocks that overlap a range.
+    fn chunks_of(&self, pid: Pid, blocks: &Range<u64>) -> &[Chunk] {
+        let chunks = self.chunks(pid);
+        let first =
+            chunks.partition_point(|c| c.first_block() + CHUNK_BLOCKS as u64 <= blocks.start);
+        let end = chunks.partition_point(|c| c.first_block() < blocks.end);
+        &chunks[first..end.max(first)]
     }
 
     fn chunks(&self, pid: Pid) -> &[Chunk] {
         self.spaces.get(&pid).map_or(&[], |chunks| chunks)
     }
 
-    fn known_of(&self, pid: Pid, block: Block) -> Option<&Known> {
+    fn known_of(&self, pid: Pid, block: Block) -> Option<Known> {
         let (number, at) = index(block);
+        self.chunk(pid, number)?.known[at].unpack()
+    }
+
+    fn chunk(&self, pid: Pid, number: u64) -> Option<&Chunk> {
         let chunks = self.chunks(pid);
-        let chunk = chunks.binary_search_by_key(&number, |c| c.number).ok()?;
-        chunks[chunk].known[at].as_ref()
+        Some(&chunks[find(chunks, number).ok()?])
     }
 
     /// The chunk of a block, created if missing.
     fn chunk_of(&mut self, pid: Pid, block: Block) -> (&mut Chunk, usize) {
         let (number, at) = index(block);
         let chunks = self.spaces.entry(pid).or_default();
-        let chunk = match chunks.binary_search_by_key(&number, |c| c.number) {
+        let chunk = match find(chunks, number) {
             Ok(chunk) => chunk,
             Err(chunk) => {
                 chunks.insert(chunk, Chunk::new(number));
@@ -472,7 +486,7 @@ impl ResidencyMap {
 
     /// Changes the knowledge of a block, if it is known.
     fn change(&mut self, pid: Pid, block: Block, to: impl FnOnce(Known) -> Option<Known>) {
-        let Some(&before) = self.known_of(pid, block) else {
+        let Some(before) = self.known_of(pid, block) else {
             return;
         };
         let now = to(before);
@@ -492,15 +506,30 @@ impl ResidencyMap {
     }
 }
 
+/// The index of a chunk, or the one where it would be inserted.
+#[inline]
+fn find(chunks: &[Chunk], number: u64) -> Result<usize, usize> {
+    let is_it = |at: &usize| chunks.get(*at).is_some_and(|c| c.number == number);
+    // In a mapping whose blocks are known, a chunk's distance from the first tells its index.
+    let first = chunks.first().map_or(0, |chunk| chunk.number);
+    let guess = usize::try_from(number.wrapping_sub(first)).ok();
+    match guess.filter(is_it) {
+        Some(at) => Ok(at),
+        None => chunks.binary_search_by_key(&number, |c| c.number),
+    }
+}
+
 /// The known blocks of a chunk, by address.
-fn known_in(chunk: &Chunk) -> impl Iterator<Item = (Block, &Known)> {
+fn known_in(chunk: &Chunk) -> impl Iterator<Item = (Block, Known)> {
     let first = chunk.first_block();
     let known = chunk.known.iter().enumerate();
-    known.filter_map(move |(at, known)| Some((Block(first + at as u64), known.as_ref()?)))
+    known.filter_map(move |(at, packed)| Some((Block(first + at as u64), packed.unpack()?)))
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn range(first: u64, end: u64) -> VirtRange {
@@ -578,9 +607,22 @@ mod tests {
         assert_eq!(moved(Second, Demotion, Third), None);
     }
 
-    #[test]
-    fn a_block_is_known_in_sixteen_bytes() {
-        assert_eq!(size_of::<Option<Known>>(), 16);
+    proptest! {
+        #[test]
+        fn unknown_blocks_are_those_without_a_place(
+            known in prop::collection::btree_set(0u64..1600, 0..800),
+            (first, len) in (0u64..1600, 1u64..1600),
+            full in prop::option::of(0u64..3),
+        ) {
+            let mut map = ResidencyMap::default();
+            let full = full.map_or(0..0, |chunk| chunk * 512..(chunk + 1) * 512);
+            known.iter().copied().chain(full).for_each(|b| map.set(Pid(1), Block(b), FAST));
+            let range = range(first, first + len);
+            let unknown: Vec<Block> = map.unknown(Pid(1), &range).collect();
+            let blocks = Block::all_of(&range);
+            let expected = blocks.filter(|&b| map.get(Pid(1), b).is_none());
+            prop_assert_eq!(unknown, expected.collect::<Vec<_>>());
+        }
     }
 
     #[test]

@@ -100,25 +100,28 @@ impl Served {
         ranges.sort_unstable_by_key(|range| (range.pid, range.first));
     }
 
-    /// Counts samples of a block.
-    #[inline]
-    pub(crate) fn add(&mut self, pid: Pid, block: Block, events: u32) {
+    /// Counts samples of blocks, by process and address.
+    pub(crate) fn add(&mut self, samples: &[(Pid, Block, u32)]) {
         for ranking in &mut self.rankings {
             if ranking.ranges.is_empty() {
                 continue;
             }
-            let after = ranking
-                .ranges
-                .partition_point(|r| (r.pid, r.first) <= (pid, block.0));
-            let range = after.checked_sub(1).map(|at| ranking.ranges[at]);
-            let range = range.filter(|range| range.pid == pid && block.0 < range.end);
-            // Memory without a place is served last.
-            let place = range.map_or(1.0, |range| {
-                let part = (block.0 - range.first) as f64 + 0.5;
-                range.below + range.len * part / (range.end - range.first) as f64
-            });
-            let at = (place.max(0.0).sqrt() * SIZES as f64) as usize;
-            ranking.events[at.min(SIZES - 1)] += f64::from(events);
+            let mut ranges = ranking.ranges.iter().peekable();
+            for &(pid, block, events) in samples {
+                while ranges
+                    .next_if(|r| (r.pid, r.end) <= (pid, block.0))
+                    .is_some()
+                {}
+                let range = ranges.peek();
+                let range = range.filter(|range| range.pid == pid && range.first <= block.0);
+                // Memory without a place is served last.
+                let place = range.map_or(1.0, |range| {
+                    let part = (block.0 - range.first) as f64 + 0.5;
+                    range.below + range.len * part / (range.end - range.first) as f64
+                });
+                let at = (place.max(0.0).sqrt() * SIZES as f64) as usize;
+                ranking.events[at.min(SIZES - 1)] += f64::from(events);
+            }
         }
     }
 
@@ -183,7 +186,7 @@ mod tests {
             let len = (blocks.end - blocks.start) as u32;
             for (at, block) in (0..).zip(blocks) {
                 let whole = samples / len + u32::from(at < samples % len);
-                served.add(range.pid, Block(block), whole);
+                served.add(&[(range.pid, Block(block), whole)]);
             }
         }
         served
@@ -219,7 +222,7 @@ mod tests {
     #[test]
     fn memory_that_is_not_ranked_is_served_last() {
         let mut served = seen(&[(10, 1000)]);
-        served.add(Pid(99), Block(0), 1000);
+        served.add(&[(Pid(99), Block(0), 1000)]);
         let shares = served.shares().unwrap();
         assert!(shares[SIZES - 1] <= 0.5 && shares[SIZES] == 1.0);
     }

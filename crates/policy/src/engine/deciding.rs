@@ -94,6 +94,7 @@ impl<S: Strategy> Engine<S> {
         let are_alike = |a: &Sample, b: &Sample| {
             S::COUNTS_BLOCKS && a.pid == b.pid && Block::of(a.addr) == Block::of(b.addr)
         };
+        let mut counted = Vec::with_capacity(batch.len());
         for alike in batch.chunk_by(are_alike) {
             let (pid, addr) = (alike[0].pid, alike[0].addr);
             self.samples += alike.len() as u64;
@@ -111,12 +112,13 @@ impl<S: Strategy> Engine<S> {
                 continue;
             }
             process.classifier.add(addr, weight);
-            if S::COUNTS_BLOCKS {
-                self.served.add(pid, Block::of(addr), weight);
-            }
+            counted.push((pid, Block::of(addr), weight));
             let accessed = self.residency.accessed(pid, Block::of(addr));
             process.all_known &= !accessed.was_absent;
             self.strategy.saw(accessed.away, weight, None);
+        }
+        if S::COUNTS_BLOCKS {
+            self.served.add(&counted);
         }
         batch.clear();
         self.batch = batch;
@@ -222,8 +224,10 @@ impl<S: Strategy> Engine<S> {
             .ranking
             .iter()
             .filter(|r| self.processes.get(&r.pid).is_some_and(|p| !p.all_known))
-            .flat_map(|r| Block::all_of(&r.range).map(|b| (r.pid, b)))
-            .filter(|&(pid, b)| self.residency.get(pid, b).is_none());
+            .flat_map(|r| {
+                let unknown = self.residency.unknown(r.pid, &r.range);
+                unknown.map(|block| (r.pid, block))
+            });
         for (pid, block) in unknown.take(LOOK_UPS_MAX) {
             wanted.entry(pid).or_default().push(block);
             left -= 1;

@@ -353,8 +353,21 @@ impl<S: Strategy> Engine<S> {
 
     /// The managed processes.
     pub fn processes(&self) -> impl Iterator<Item = ProcessFigures> {
-        let figures = |(&pid, p): (&Pid, &Process<_>)| p.figures(pid, &self.residency);
-        self.processes.iter().map(figures)
+        let mut ranked: BTreeMap<Pid, (usize, f64)> = BTreeMap::new();
+        for range in &self.ranking {
+            let (ranges, samples) = ranked.entry(range.pid).or_default();
+            *ranges += 1;
+            *samples += range.count;
+        }
+        self.processes.iter().map(move |(&pid, process)| {
+            let (ranges, samples) = ranked.get(&pid).copied().unwrap_or_default();
+            ProcessFigures {
+                pid,
+                ranges,
+                samples,
+                placement: process.placement(pid, &self.residency),
+            }
+        })
     }
 
     /// Ranges of all processes at the last plan, the hottest first; empty while nothing is accessed.
@@ -376,7 +389,8 @@ impl<S: Strategy> Engine<S> {
     pub fn state_bytes(&self) -> usize {
         let processes = self.processes.values();
         let heat: usize = processes.map(|p| p.classifier.state_bytes()).sum();
-        heat + self.residency.state_bytes() + self.served.state_bytes()
+        let decisions = self.strategy.state_bytes() + self.served.state_bytes();
+        heat + self.residency.state_bytes() + decisions
     }
 
     /// Number of unmovable blocks that wait for a retry.

@@ -62,17 +62,12 @@ impl<C: Classify> Process<C> {
         };
     }
 
-    pub(super) fn figures(&self, pid: Pid, residency: &ResidencyMap) -> ProcessFigures {
+    /// Known placement of its memory.
+    pub(super) fn placement(&self, pid: Pid, residency: &ResidencyMap) -> TierBytes {
         let whole = self.space.first().zip(self.space.last());
         let whole = whole.and_then(|(first, last)| VirtRange::new(first.start(), last.end()));
-        ProcessFigures {
-            pid,
-            ranges: self.classifier.ranges().count(),
-            samples: self.classifier.ranges().map(|r| r.count).sum(),
-            placement: whole
-                .map(|r| residency.placement(pid, &r))
-                .unwrap_or_default(),
-        }
+        let placement = whole.map(|range| residency.placement(pid, &range));
+        placement.unwrap_or_default()
     }
 }
 
@@ -81,7 +76,7 @@ impl<C: Classify> Process<C> {
 pub struct ProcessFigures {
     /// Its pid.
     pub pid: Pid,
-    /// Number of ranges of its address space.
+    /// Number of its ranges in the ranking.
     pub ranges: usize,
     /// Decayed samples in them.
     pub samples: f64,

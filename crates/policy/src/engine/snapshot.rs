@@ -7,7 +7,7 @@ use super::rechecks::Rechecks;
 use super::strategy::Classify;
 use super::{BYTES_MAX, Config, Engine, Figures, State, Strategy};
 use crate::numbers::{NotAState, Numbers};
-use crate::residency::Known;
+use crate::residency::{FAILURES_MAX, Known};
 use crate::{
     Away, BLOCK_SIZE, Block, ByLevel, ByteCount, GuestVirtAddr, LEVELS, Level, Pid, RankedRange,
     Share, Spread, VirtRange,
@@ -213,7 +213,7 @@ where
             }
             let mut known = Known::at(spread);
             known.aside_until = from.next_u32()?;
-            known.failures = from.next(u8::MAX.into())? as u8;
+            known.failures = (from.next(u8::MAX.into())? as u8).min(FAILURES_MAX);
             let away = from.next((LEVELS * LEVELS) as u64)? as usize;
             let level = |index: usize| Level::new(index % LEVELS);
             known.away = away.checked_sub(1).and_then(|away| {

@@ -209,6 +209,11 @@ pub trait Strategy {
         Balance::default()
     }
 
+    /// Memory used for blocks, bytes, without the allocator's overhead.
+    fn state_bytes(&self) -> usize {
+        0
+    }
+
     /// Appends its state between two epochs.
     fn save(&self, to: &mut Vec<u64>) {
         let _ = to;
@@ -281,6 +286,10 @@ impl Strategy for ByHeat {
 
     fn balance(&self) -> Balance {
         self.0.balance()
+    }
+
+    fn state_bytes(&self) -> usize {
+        self.0.state_bytes()
     }
 
     fn save(&self, to: &mut Vec<u64>) {

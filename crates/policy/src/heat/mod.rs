@@ -21,14 +21,16 @@
 //! - If all blocks are alike, all estimates are nearly equal; a single hot block among cold ones keeps its own.
 //! - A group's events are the sum of its blocks'.
 //! - Without events all rates are zero.
-//! - At most 46 bytes for each block of a chunk with any evidence.
+//! - At most 47 bytes for each block of a chunk with any evidence.
 
+mod chunk;
 mod pool;
 mod ranges;
 mod saved;
 
 use crate::residency::CHUNK_BLOCKS;
 use crate::{Block, VirtRange};
+pub(crate) use chunk::ChunkHeat;
 pub use pool::Estimate;
 use pool::{LEVELS, Pools, Spread, spreads_of};
 
@@ -56,12 +58,15 @@ const CELLS: usize = CHUNK_BLOCKS + CHUNK_BLOCKS / 8 + CHUNK_BLOCKS / 64 + 1;
 /// The first cell of each level: blocks, then ever larger groups.
 const FIRST: [usize; LEVELS] = [0, CHUNK_BLOCKS, CHUNK_BLOCKS + CHUNK_BLOCKS / 8, CELLS - 1];
 
-/// A number for each block and group of a chunk, for each window.
-type Cells = [[f32; CELLS]; WINDOWS];
+/// A number for each window. They lie together, since new evidence adds to all of them.
+type Cell = [f32; WINDOWS];
+
+/// A cell for each block and group of a chunk.
+type Cells = [Cell; CELLS];
 
 fn cells() -> Box<Cells> {
     // The array is too large to build on the stack.
-    let boxed: Box<[[f32; CELLS]]> = vec![[0.0; CELLS]; WINDOWS].into_boxed_slice();
+    let boxed: Box<[Cell]> = vec![[0.0; WINDOWS]; CELLS].into_boxed_slice();
     boxed
         .try_into()
         .unwrap_or_else(|_| unreachable!("it has just so many"))
@@ -72,6 +77,31 @@ fn path(at: usize) -> [usize; LEVELS] {
     [at, FIRST[1] + at / 8, FIRST[2] + at / 64, FIRST[3]]
 }
 
+/// The mapped blocks of a chunk, a bit each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Mapped([u64; CHUNK_BLOCKS / 64]);
+
+impl Mapped {
+    fn insert(&mut self, block: usize) {
+        self.0[block / 64] |= 1 << (block % 64);
+    }
+
+    fn contains(&self, block: usize) -> bool {
+        self.0[block / 64] >> (block % 64) & 1 == 1
+    }
+
+    /// Number of mapped blocks in a group at a level.
+    #[inline]
+    fn count(&self, level: usize, group: usize) -> u32 {
+        match level {
+            0 => u32::from(self.contains(group)),
+            1 => (self.0[group / 8] >> (group % 8 * 8) & 0xff).count_ones(),
+            2 => self.0[group].count_ones(),
+            _ => self.0.iter().map(|blocks| blocks.count_ones()).sum(),
+        }
+    }
+}
+
 /// Events and exposure in 1 GiB of addresses.
 #[derive(Debug, Clone)]
 struct Chunk {
@@ -79,8 +109,7 @@ struct Chunk {
     events: Box<Cells>,
     /// Exposure in seconds, if it differs between blocks. Without it, each mapped block is always exposed.
     exposure: Option<Box<Cells>>,
-    /// Number of mapped blocks in each cell.
-    mapped: Box<[u16; CELLS]>,
+    mapped: Mapped,
     /// Measurements from this chunk's last turn.
     measured: Box<[Measured; WINDOWS]>,
 }
@@ -169,7 +198,8 @@ impl Heat {
         for chunk in &mut self.chunks {
             chunk.set_space(space);
         }
-        self.chunks.retain(|chunk| chunk.mapped[FIRST[3]] > 0);
+        self.chunks
+            .retain(|chunk| chunk.mapped != Mapped::default());
         self.sum_up();
     }
 
@@ -192,36 +222,35 @@ impl Heat {
     fn take(&mut self, block: Block, events: f64, exposure_s: Option<f64>) {
         let number = block.0 / CHUNK_BLOCKS as u64;
         let at = (block.0 % CHUNK_BLOCKS as u64) as usize;
-        let found = self.chunks.binary_search_by_key(&number, |c| c.number);
-        let chunk = match found {
+        let chunk = match self.find(number) {
             Ok(chunk) => &mut self.chunks[chunk],
             Err(place) => {
                 let chunk = Chunk::new(number, &self.space);
-                if chunk.mapped[at] == 0 {
+                if !chunk.mapped.contains(at) {
                     return;
                 }
                 self.chunks.insert(place, chunk);
                 &mut self.chunks[place]
             }
         };
-        if chunk.mapped[at] == 0 {
+        if !chunk.mapped.contains(at) {
             return;
         }
-        for window in 0..WINDOWS {
-            let weight = self.weight[window];
-            let weighed = (events * weight) as f32;
+        let add = |cells: &mut Cells, sums: &mut [f64; WINDOWS], number: f64| {
+            let weighed = self.weight.map(|weight| (number * weight) as f32);
             for cell in path(at) {
-                chunk.events[window][cell] += weighed;
-            }
-            self.events[window] += f64::from(weighed);
-            if let Some(exposure_s) = exposure_s {
-                let weighed = (exposure_s * weight) as f32;
-                let exposure = chunk.exposure.get_or_insert_with(cells);
-                for cell in path(at) {
-                    exposure[window][cell] += weighed;
+                for (sum, weighed) in cells[cell].iter_mut().zip(weighed) {
+                    *sum += weighed;
                 }
-                self.exposure[window] += f64::from(weighed);
             }
+            for (sum, weighed) in sums.iter_mut().zip(weighed) {
+                *sum += f64::from(weighed);
+            }
+        };
+        add(&mut chunk.events, &mut self.events, events);
+        if let Some(exposure_s) = exposure_s {
+            let exposure = chunk.exposure.get_or_insert_with(cells);
+            add(exposure, &mut self.exposure, exposure_s);
         }
     }
 
@@ -285,84 +314,11 @@ impl Heat {
         self.events[window] < self.weight[window] * COLD_EVENTS
     }
 
-    /// The estimate of a block's rate.
-    pub fn estimate(&self, window: usize, block: Block) -> Estimate {
-        let at = (block.0 % CHUNK_BLOCKS as u64) as usize;
-        let mut estimate = self.per_block(window);
-        let chunk = self.chunk(block.0 / CHUNK_BLOCKS as u64);
-        for (level, cell) in path(at).into_iter().enumerate().rev() {
-            let (events, exposure_s) = chunk.map_or((0.0, self.unseen_s(window, level)), |c| {
-                self.seen(c, window, cell)
-            });
-            estimate = self.pools[window].part(level, estimate, events, exposure_s);
-        }
-        estimate
-    }
-
-    /// The estimates of the 512 blocks from `first` on, which is a multiple of 512.
-    pub(crate) fn estimates(
-        &self,
-        window: usize,
-        first: Block,
-        out: &mut [Estimate; CHUNK_BLOCKS],
-    ) {
-        let pools = &self.pools[window];
-        let chunk = self.chunk(first.0 / CHUNK_BLOCKS as u64);
-        let seen = |level: usize, cell: usize| match chunk {
-            Some(chunk) => self.seen(chunk, window, cell),
-            None => (0.0, self.unseen_s(window, level)),
-        };
-        let part = |level: usize, of: Estimate, at: usize| {
-            let (events, exposure_s) = seen(level, FIRST[level] + at);
-            pools.part(level, of, events, exposure_s)
-        };
-        let whole = part(3, self.per_block(window), 0);
-        for large in 0..8 {
-            let of_large = part(2, whole, large);
-            for small in large * 8..large * 8 + 8 {
-                let of_small = part(1, of_large, small);
-                let first = small * 8;
-                for (at, estimate) in out[first..first + 8].iter_mut().enumerate() {
-                    *estimate = part(0, of_small, first + at);
-                }
-            }
-        }
-    }
-
-    /// The estimate of a block without evidence, from its chunk.
-    pub(crate) fn mean_of_chunk(&self, window: usize, first: Block) -> f64 {
-        let chunk = self.chunk(first.0 / CHUNK_BLOCKS as u64);
-        let (events, exposure_s) = chunk.map_or((0.0, self.unseen_s(window, LEVELS - 1)), |c| {
-            self.seen(c, window, FIRST[LEVELS - 1])
-        });
-        let whole = self.per_block(window);
-        self.pools[window]
-            .part(LEVELS - 1, whole, events, exposure_s)
-            .rate
-    }
-
-    /// Rates in longer windows of the 512 blocks from `first` on, each weighted with a quarter of the one before.
-    pub(crate) fn longer_rates(&self, window: usize, first: Block, out: &mut [f64; CHUNK_BLOCKS]) {
-        out.fill(0.0);
-        let Some(chunk) = self.chunk(first.0 / CHUNK_BLOCKS as u64) else {
-            return;
-        };
-        let mut share = 1.0;
-        for longer in window + 1..WINDOWS {
-            share /= RATIO;
-            let span_s = self.span_s[longer].max(f64::MIN_POSITIVE);
-            let factor = share / self.weight[longer] / span_s;
-            for (rate, events) in out.iter_mut().zip(&chunk.events[longer]) {
-                *rate += f64::from(*events) * factor;
-            }
-        }
-    }
-
     /// Memory used, bytes, without the allocator's overhead.
     pub fn state_bytes(&self) -> usize {
         let one = |chunk: &Chunk| {
             let arrays = 1 + usize::from(chunk.exposure.is_some());
-            let cells = arrays * size_of::<Cells>() + size_of_val(&*chunk.mapped);
+            let cells = arrays * size_of::<Cells>();
             size_of::<Chunk>() + cells + size_of_val(&*chunk.measured)
         };
         self.chunks.iter().map(one).sum()
@@ -390,25 +346,27 @@ impl Heat {
     /// Events per second in a chunk with different exposures. It is a sum over the smallest groups, so that blocks with
     /// long exposures do not outweigh the others.
     fn watched_rate_of(&self, chunk: &Chunk, window: usize) -> f64 {
-        let rate = |cell: usize| {
-            let (events, exposure_s) = self.seen(chunk, window, cell);
+        let rate = |group: usize| {
+            let (events, exposure_s) = self.seen(chunk, window, 1, group);
             match exposure_s > 0.0 {
-                true => events / exposure_s * f64::from(chunk.mapped[cell]),
+                true => events / exposure_s * f64::from(chunk.mapped.count(1, group)),
                 false => 0.0,
             }
         };
         match chunk.exposure {
-            Some(_) => (FIRST[1]..FIRST[2]).map(rate).sum(),
+            Some(_) => (0..CHUNK_BLOCKS / 8).map(rate).sum(),
             None => 0.0,
         }
     }
 
-    /// Events of a cell, and the total exposure of its blocks in seconds.
-    fn seen(&self, chunk: &Chunk, window: usize, cell: usize) -> (f64, f64) {
-        let events = f64::from(chunk.events[window][cell]) / self.weight[window];
+    /// Events of a group at a level, and the total exposure of its blocks in seconds.
+    #[inline]
+    fn seen(&self, chunk: &Chunk, window: usize, level: usize, group: usize) -> (f64, f64) {
+        let cell = FIRST[level] + group;
+        let events = f64::from(chunk.events[cell][window]) / self.weight[window];
         let exposure_s = match &chunk.exposure {
-            Some(exposure) => f64::from(exposure[window][cell]) / self.weight[window],
-            None => self.unwatched_s(window, f64::from(chunk.mapped[cell])),
+            Some(exposure) => f64::from(exposure[cell][window]) / self.weight[window],
+            None => self.unwatched_s(window, f64::from(chunk.mapped.count(level, group))),
         };
         (events, exposure_s)
     }
@@ -426,17 +384,25 @@ impl Heat {
         self.unwatched_s(window, (1u32 << (3 * level)) as f64)
     }
 
-    fn chunk(&self, number: u64) -> Option<&Chunk> {
-        let found = self.chunks.binary_search_by_key(&number, |c| c.number);
-        found.ok().map(|chunk| &self.chunks[chunk])
+    /// The index of a chunk, or the one where it would be inserted.
+    #[inline]
+    fn find(&self, number: u64) -> Result<usize, usize> {
+        let is_it = |at: &usize| self.chunks.get(*at).is_some_and(|c| c.number == number);
+        // Where each chunk of a mapping has evidence, its distance from the first tells its index.
+        let first = self.chunks.first().map_or(0, |chunk| chunk.number);
+        let guess = usize::try_from(number.wrapping_sub(first)).ok();
+        match guess.filter(is_it) {
+            Some(at) => Ok(at),
+            None => self.chunks.binary_search_by_key(&number, |c| c.number),
+        }
     }
 
     fn scale_down(&mut self, window: usize) {
         let by = 1.0 / self.weight[window];
         for chunk in &mut self.chunks {
             let arrays = [Some(&mut chunk.events), chunk.exposure.as_mut()];
-            for cell in arrays.into_iter().flatten().flat_map(|a| &mut a[window]) {
-                *cell = (f64::from(*cell) * by) as f32;
+            for cell in arrays.into_iter().flatten().flat_map(|a| a.iter_mut()) {
+                cell[window] = (f64::from(cell[window]) * by) as f32;
             }
         }
         self.weight[window] = 1.0;
@@ -445,7 +411,7 @@ impl Heat {
 
     fn sum_up(&mut self) {
         for window in 0..WINDOWS {
-            let of = |cells: &Cells| f64::from(cells[window][FIRST[3]]);
+            let of = |cells: &Cells| f64::from(cells[FIRST[3]][window]);
             self.events[window] = self.chunks.iter().map(|c| of(&c.events)).sum();
             let exposures = self.chunks.iter().filter_map(|c| c.exposure.as_deref());
             self.exposure[window] = exposures.map(of).sum();
@@ -459,7 +425,7 @@ impl Chunk {
             number,
             events: cells(),
             exposure: None,
-            mapped: Box::new([0; CELLS]),
+            mapped: Mapped::default(),
             measured: Box::default(),
         };
         chunk.set_space(space);
@@ -468,7 +434,7 @@ impl Chunk {
 
     /// Sets the mapped blocks, and clears the others.
     fn set_space(&mut self, space: &[VirtRange]) {
-        *self.mapped = [0; CELLS];
+        self.mapped = Mapped::default();
         let first = self.number * CHUNK_BLOCKS as u64;
         let end = first + CHUNK_BLOCKS as u64;
         let from = space.partition_point(|vma| Block::numbers_of(vma).end <= first);
@@ -478,15 +444,7 @@ impl Chunk {
                 break;
             }
             for block in blocks.start.max(first)..blocks.end.min(end) {
-                self.mapped[(block - first) as usize] = 1;
-            }
-        }
-        let blocks: Vec<usize> = (0..CHUNK_BLOCKS)
-            .filter(|&at| self.mapped[at] > 0)
-            .collect();
-        for at in blocks {
-            for cell in &path(at)[1..] {
-                self.mapped[*cell] += 1;
+                self.mapped.insert((block - first) as usize);
             }
         }
         self.forget_unmapped();
@@ -495,15 +453,13 @@ impl Chunk {
     fn forget_unmapped(&mut self) {
         let mapped = &self.mapped;
         let arrays = [Some(&mut self.events), self.exposure.as_mut()];
-        for window in arrays
-            .into_iter()
-            .flatten()
-            .flat_map(|cells| cells.iter_mut())
-        {
-            for at in (0..CHUNK_BLOCKS).filter(|&at| mapped[at] == 0) {
-                let lost = std::mem::take(&mut window[at]);
+        for cells in arrays.into_iter().flatten() {
+            for at in (0..CHUNK_BLOCKS).filter(|&at| !mapped.contains(at)) {
+                let lost = std::mem::take(&mut cells[at]);
                 for cell in &path(at)[1..] {
-                    window[*cell] = (window[*cell] - lost).max(0.0);
+                    for (sum, lost) in cells[*cell].iter_mut().zip(lost) {
+                        *sum = (*sum - lost).max(0.0);
+                    }
                 }
             }
         }

@@ -16,7 +16,7 @@
 //! - Without exposure it is the group's; with much exposure, the part's own.
 //! - Parts that differ only by chance are assumed to be alike, except for one case in some thousands.
 
-use super::{CELLS, Chunk, FIRST, Heat, WINDOWS};
+use super::{CELLS, Chunk, Heat, WINDOWS};
 use crate::significance::CERTAINTY;
 
 /// Blocks, and groups of 8, 64 and 512 blocks.
@@ -83,19 +83,19 @@ impl Spread {
 /// Differences between the parts of a chunk in a window, by the parts' level.
 pub(super) fn spreads_of(heat: &Heat, chunk: &Chunk, window: usize) -> [Spread; LEVELS] {
     let mut spreads = [Spread::default(); LEVELS];
-    let mut part = |level: usize, cell: usize, group_rate: f64| {
-        let (events, exposure_s) = heat.seen(chunk, window, cell);
+    let mut part = |level: usize, group: usize, group_rate: f64| {
+        let (events, exposure_s) = heat.seen(chunk, window, level, group);
         spreads[level].take(events, group_rate * exposure_s);
         match exposure_s > 0.0 {
             true => events / exposure_s,
             false => 0.0,
         }
     };
-    let chunk_rate = part(3, FIRST[3], heat.per_block(window).rate);
+    let chunk_rate = part(3, 0, heat.per_block(window).rate);
     for large in (0..8).take_while(|_| chunk_rate > 0.0) {
-        let large_rate = part(2, FIRST[2] + large, chunk_rate);
+        let large_rate = part(2, large, chunk_rate);
         for small in (large * 8..large * 8 + 8).take_while(|_| large_rate > 0.0) {
-            let small_rate = part(1, FIRST[1] + small, large_rate);
+            let small_rate = part(1, small, large_rate);
             for at in (small * 8..small * 8 + 8).take_while(|_| small_rate > 0.0) {
                 part(0, at, small_rate);
             }
@@ -118,6 +118,12 @@ impl Pools {
         }
     }
 
+    /// Whether all parts at a level have their group's estimate.
+    #[inline]
+    pub(super) fn are_alike(&self, level: usize, group: Estimate) -> bool {
+        group.rate <= 0.0 || self.worth[level] == f64::INFINITY
+    }
+
     /// The estimate of a part with `events` in `exposure_s`, in a group with the estimate `group`.
     #[inline]
     pub(super) fn part(
@@ -127,10 +133,10 @@ impl Pools {
         events: f64,
         exposure_s: f64,
     ) -> Estimate {
-        let worth = self.worth[level];
-        if group.rate <= 0.0 || worth == f64::INFINITY {
+        if self.are_alike(level, group) {
             return group;
         }
+        let worth = self.worth[level];
         Estimate {
             rate: (events + worth) / (exposure_s + worth / group.rate),
             sure: (events + worth).min(group.sure),

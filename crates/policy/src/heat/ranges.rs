@@ -3,7 +3,7 @@
 //! Adjacent blocks whose rates are within a factor of two are one range. If there are too many ranges, groups of 8, 64
 //! or 512 blocks replace blocks. Ranges partition the space.
 
-use super::{CHUNK_BLOCKS, Chunk, Estimate, FIRST, Heat};
+use super::{CHUNK_BLOCKS, Chunk, Estimate, Heat, LEVELS};
 use crate::{Block, ClassifiedRange, VirtRange};
 
 /// The window of the ranges for people and look-ups: some seconds.
@@ -20,18 +20,24 @@ impl Heat {
 
     /// The ranges by the heat of a window, by address.
     pub fn ranges_over(&self, window: usize) -> Vec<ClassifiedRange> {
-        let mut ranges = vec![];
-        for level in 0..FIRST.len() {
-            ranges = self.ranges_of(window, level);
-            if ranges.len() <= RANGES_MAX {
-                break;
-            }
-        }
-        ranges
+        let small = (0..LEVELS - 1).find_map(|level| self.runs_of(window, level, RANGES_MAX));
+        let runs = small.or_else(|| self.runs_of(window, LEVELS - 1, usize::MAX));
+        let range = |run: Run| {
+            Some(ClassifiedRange {
+                range: VirtRange::new(
+                    Block(run.blocks.start).start(),
+                    Block(run.blocks.end).start(),
+                )?,
+                count: run.events,
+                born_epoch: 0,
+            })
+        };
+        let runs = runs.unwrap_or_default().0;
+        runs.into_iter().filter_map(range).collect()
     }
 
-    /// The ranges of groups at this level.
-    fn ranges_of(&self, window: usize, level: usize) -> Vec<ClassifiedRange> {
+    /// The runs of groups at this level; `None` as soon as there are more than `runs_max`.
+    fn runs_of(&self, window: usize, level: usize, runs_max: usize) -> Option<Runs> {
         let size = 1u64 << (3 * level);
         let mut runs = Runs::default();
         let mut next = 0;
@@ -58,20 +64,13 @@ impl Heat {
                         runs.push(group.start.max(at)..group.end.min(end), events);
                     }),
                 }
+                if runs.0.len() > runs_max {
+                    return None;
+                }
                 at = end;
             }
         }
-        let range = |run: Run| {
-            Some(ClassifiedRange {
-                range: VirtRange::new(
-                    Block(run.blocks.start).start(),
-                    Block(run.blocks.end).start(),
-                )?,
-                count: run.events,
-                born_epoch: 0,
-            })
-        };
-        runs.0.into_iter().filter_map(range).collect()
+        Some(runs)
     }
 
     /// Calls `each` with the number of each group of a chunk at a level, and one block's events in the window.
@@ -86,14 +85,15 @@ impl Heat {
         let span_s = self.span_s(window);
         if level == 0 {
             let mut estimates = [Estimate::default(); CHUNK_BLOCKS];
-            self.estimates(window, Block(first), &mut estimates);
+            self.of_chunk(Block(first))
+                .estimates(window, &mut estimates);
             for (block, estimate) in (first..).zip(&estimates) {
                 each(block, estimate.rate * span_s);
             }
             return;
         }
         for at in 0..groups {
-            let (events, exposure_s) = self.seen(chunk, window, FIRST[level] + at);
+            let (events, exposure_s) = self.seen(chunk, window, level, at);
             let rate = match exposure_s > 0.0 {
                 true => events / exposure_s,
                 false => 0.0,
@@ -111,6 +111,11 @@ struct Run {
     class: i32,
 }
 
+/// The exponent of a number of at least 1, as `log2` rounded down.
+fn binary_exponent(number: f64) -> i32 {
+    (number.to_bits() >> 52) as i32 - 1023
+}
+
 #[derive(Default)]
 struct Runs(Vec<Run>);
 
@@ -122,7 +127,7 @@ impl Runs {
         }
         // Blocks with less than one event are one class; blocks without events are another.
         let class = match events > 0.0 {
-            true => (events.max(1.0).log2() as i32).saturating_add(1),
+            true => binary_exponent(events.max(1.0)) + 1,
             false => 0,
         };
         let events = events * (blocks.end - blocks.start) as f64;

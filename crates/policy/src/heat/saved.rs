@@ -1,7 +1,7 @@
 //! Saves a process's heat between two epochs as numbers.
 
 use super::pool::{LEVELS, Pools, Spread};
-use super::{CELLS, CHUNK_BLOCKS, Chunk, FIRST, Heat, WINDOWS, cells};
+use super::{CELLS, CHUNK_BLOCKS, Chunk, FIRST, Heat, Mapped, WINDOWS, cells};
 use crate::engine::Saved;
 use crate::numbers::{NotAState, Numbers};
 
@@ -25,12 +25,11 @@ impl Saved for Heat {
             }
             let arrays = [Some(&chunk.events), chunk.exposure.as_ref()];
             for cells in arrays.into_iter().flatten() {
-                let is_there = |at: &usize| cells.iter().any(|window| window[*at] != 0.0);
-                let there: Vec<usize> = (0..CELLS).filter(is_there).collect();
-                to.push(there.len() as u64);
-                for at in there {
+                let is_there = |cell: &[f32; WINDOWS]| cell.iter().any(|number| *number != 0.0);
+                to.push(cells.iter().filter(|cell| is_there(cell)).count() as u64);
+                for (at, cell) in cells.iter().enumerate().filter(|(_, cell)| is_there(cell)) {
                     to.push(at as u64);
-                    to.extend(cells.iter().map(|window| u64::from(window[at].to_bits())));
+                    to.extend(cell.map(|number| u64::from(number.to_bits())));
                 }
             }
         }
@@ -75,11 +74,13 @@ impl Saved for Heat {
                 let mut all = cells();
                 for _ in 0..from.next(CELLS as u64)? {
                     let at = from.next(CELLS as u64 - 1)? as usize;
-                    from.known((chunk.mapped[at] > 0).then_some(()))?;
-                    for window in all.iter_mut() {
+                    let level = FIRST.partition_point(|first| *first <= at) - 1;
+                    let mapped = chunk.mapped.count(level, at - FIRST[level]);
+                    from.known((mapped > 0).then_some(()))?;
+                    for number in &mut all[at] {
                         let value = f32::from_bits(from.next_u32()?);
                         from.known((value.is_finite() && value >= 0.0).then_some(()))?;
-                        window[at] = value;
+                        *number = value;
                     }
                 }
                 match is_exposure {
@@ -87,7 +88,7 @@ impl Saved for Heat {
                     false => chunk.events = all,
                 }
             }
-            from.known((chunk.mapped[FIRST[3]] > 0).then_some(()))?;
+            from.known((chunk.mapped != Mapped::default()).then_some(()))?;
             self.chunks.push(chunk);
         }
         Ok(())

@@ -327,6 +327,11 @@ impl Rule {
         blocks.clamp(1, most as u64) as usize
     }
 
+    /// Memory used for blocks, bytes, without the allocator's overhead.
+    pub(crate) fn state_bytes(&self) -> usize {
+        self.scans.0.iter().map(Scan::state_bytes).sum()
+    }
+
     /// Cost and benefit of moves so far.
     pub fn balance(&self) -> Balance {
         let [_, now, lately] = self.income;

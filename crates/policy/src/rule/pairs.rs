@@ -1,11 +1,10 @@
 //! One epoch's plan: which pairs of blocks change place.
 
-use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
 use super::scan::{Part, Scan};
 use super::shares::Parts;
-use super::unit::{Unit, by_density};
+use super::unit::Unit;
 use super::{FIRST_BLOCKS, Rule};
 use crate::heat::{Estimate, Heat, WINDOWS, windows_due};
 use crate::residency::CHUNK_BLOCKS;
@@ -122,7 +121,11 @@ fn plan_with(
     let parts: Vec<Part<'_>> = (heats.iter())
         .flat_map(|&(pid, heat)| {
             let chunks = situation.residency.known_by_chunk(pid, situation.level);
-            chunks.map(move |chunk| Part { pid, heat, chunk })
+            chunks.map(move |chunk| Part {
+                pid,
+                heat: heat.of_chunk(chunk.first),
+                chunk,
+            })
         })
         .collect();
     scan.restrict(&parts);
@@ -165,7 +168,7 @@ fn promise(
     if window > 0 {
         for (hot, cold) in candidates.slow.iter().zip(&candidates.fast) {
             let saved_s = rule.certain_loss_s(window, hot, cold);
-            promised_s += saved_s / hot.heat.span_s(window).max(f64::MIN_POSITIVE);
+            promised_s += saved_s / hot.span_s(window).max(f64::MIN_POSITIVE);
             if saved_s > 0.0 && !may_move(hot) {
                 plan.note_undecided(hot, cold);
             }
@@ -389,11 +392,14 @@ fn recurs(
     cold: Option<&Unit<'_>>,
     (difference, variance): (f64, f64),
 ) -> bool {
+    let hot_estimates = hot.shorter(window);
+    let cold = cold.map(|cold| (cold, cold.shorter(window)));
     (0..window).all(|shorter| {
-        let part = hot.heat.span_s(shorter) / hot.heat.span_s(window).max(f64::MIN_POSITIVE);
-        let (of_hot, hot_variance) = hot.events(shorter, hot.bytes);
-        let (of_cold, cold_variance) =
-            cold.map_or((0.0, 0.0), |cold| cold.events(shorter, hot.bytes));
+        let part = hot.span_s(shorter) / hot.span_s(window).max(f64::MIN_POSITIVE);
+        let (of_hot, hot_variance) = hot.events_by(hot_estimates[shorter], shorter, hot.bytes);
+        let (of_cold, cold_variance) = cold.map_or((0.0, 0.0), |(cold, estimates)| {
+            cold.events_by(estimates[shorter], shorter, hot.bytes)
+        });
         let chance = CERTAINTY * (variance * part + hot_variance + cold_variance).sqrt();
         of_hot - of_cold >= difference * part - chance
     })
@@ -402,6 +408,9 @@ fn recurs(
 impl Candidates<'_> {
     fn drop_planned<'p>(&mut self, plans: impl Iterator<Item = &'p Plan>) {
         let planned: BTreeSet<(Pid, Block)> = plans.flat_map(Plan::blocks).collect();
+        if planned.is_empty() {
+            return;
+        }
         let is_new = |unit: &Unit<'_>| !planned.contains(&(unit.pid, unit.block));
         self.slow.retain(is_new);
         self.fast.retain(is_new);
@@ -426,105 +435,96 @@ fn candidates<'a>(
     let level = situation.level;
     let excess_s = rule.load.excess_s(level);
     let is_relieved = excess_s > 0.0 && situation.shares.is_empty();
-    let hottest_first = |a: &Unit<'_>, b: &Unit<'_>| by_density(b, a);
-    let mut slow = Least::new(most, hottest_first);
-    let mut overloaded = Least::new(most, hottest_first);
-    let mut fast = Least::new(most, by_density);
-    let mut estimates = [Estimate::default(); CHUNK_BLOCKS];
+    let mut all = Vec::with_capacity(parts.len());
+    let (mut slow, mut fast, mut overloaded) = (vec![], vec![], vec![]);
     let mut longer = [0.0; CHUNK_BLOCKS];
-    for part in parts {
-        let (heat, first) = (part.heat, part.chunk.first);
-        let socket = situation.sockets.get(&part.pid).copied().unwrap_or(0);
-        heat.estimates(window, first, &mut estimates);
-        heat.longer_rates(window, first, &mut longer);
+    for (part, first) in parts.iter().zip((0..).step_by(CHUNK_BLOCKS)) {
+        let mut estimates = [Estimate::default(); CHUNK_BLOCKS];
+        part.heat.estimates(window, &mut estimates);
+        if part.chunk.sum.fast.0 > 0 {
+            part.heat.longer_rates(window, &mut longer);
+        }
         let (mut hottest_slow, mut coldest_fast) = (0.0f64, f64::INFINITY);
-        for (at, known) in part.chunk.known.iter().enumerate() {
+        for (at, known) in part.chunk.blocks().enumerate() {
             let Some(known) = known.filter(|k| k.aside_until <= situation.epoch) else {
                 continue;
             };
-            let block = Block(first.0 + at as u64);
             let spread = known.spread();
-            let placement = spread.at(level);
-            let unit = |tier: Tier, bytes: u64| {
-                let resident = spread.resident().0.max(1);
-                Unit {
-                    pid: part.pid,
-                    heat,
-                    block,
-                    bytes,
-                    part: bytes as f64 / resident as f64,
-                    estimate: estimates[at],
-                    density: estimates[at].rate / resident as f64,
-                    event_s: rule.extra_s(level, &spread, bytes),
-                    goes_home: known.away.is_some_and(|away| match tier {
-                        Tier::Fast => away.home > level,
-                        Tier::Slow => away.home == level,
-                    }),
-                    socket,
-                }
-            };
+            let (placement, resident) = (spread.at(level), spread.resident().0 as f64);
+            let at_block = first + at as u64;
+            let density = estimates[at].rate / resident.max(1.0);
             if placement.slow.0 > 0 {
-                let unit = unit(Tier::Slow, placement.slow.0);
-                hottest_slow = hottest_slow.max(unit.density);
-                slow.push(unit);
+                hottest_slow = hottest_slow.max(density);
+                slow.push(!key(density, at_block));
             }
             if placement.fast.0 > 0 {
-                let mut unit = unit(Tier::Fast, placement.fast.0);
                 if is_relieved {
-                    let event_s = excess_s;
-                    overloaded.push(Unit { event_s, ..unit });
+                    overloaded.push(!key(density, at_block));
                 }
                 // Of blocks that are all idle now, those that were so for long go first.
-                unit.density += longer[at] * unit.part / unit.bytes as f64;
-                coldest_fast = coldest_fast.min(unit.density);
-                fast.push(unit);
+                let bytes = placement.fast.0 as f64;
+                let density = density + longer[at] * (bytes / resident.max(1.0)) / bytes;
+                coldest_fast = coldest_fast.min(density);
+                fast.push(key(density, at_block));
             }
         }
         scan.saw(part, window, hottest_slow, coldest_fast);
+        all.push(estimates);
     }
+    let unit = |tier: Tier, key: u128| {
+        let (density, at_block) = of_key(key);
+        let (part, at) = (at_block / CHUNK_BLOCKS, at_block % CHUNK_BLOCKS);
+        let estimate = all[part][at];
+        Unit::new(
+            rule,
+            situation,
+            &parts[part],
+            (tier, at),
+            (estimate, density),
+        )
+    };
+    let slow = least(slow, most).into_iter();
+    let fast = least(fast, most).into_iter();
+    let overloaded = least(overloaded, most).into_iter();
     Candidates {
-        slow: slow.into_sorted(),
-        fast: fast.into_sorted(),
-        overloaded: overloaded.into_sorted(),
+        slow: slow.filter_map(|key| unit(Tier::Slow, !key)).collect(),
+        fast: fast.filter_map(|key| unit(Tier::Fast, key)).collect(),
+        overloaded: overloaded
+            .filter_map(|key| {
+                let event_s = excess_s;
+                unit(Tier::Fast, !key).map(|unit| Unit { event_s, ..unit })
+            })
+            .collect(),
     }
 }
 
-/// The `most` least of many things.
-struct Least<T, O> {
-    most: usize,
-    order: O,
-    kept: Vec<T>,
-    /// Greater things are not among them.
-    bound: Option<T>,
+/// A number that orders blocks by density, then by place. Numbers are sorted several times as fast as pairs.
+fn key(density: f64, at_block: u64) -> u128 {
+    let bits = density.to_bits();
+    // As in `f64::total_cmp`, but unsigned: among negative numbers the larger bits are less.
+    let order = match bits >> 63 {
+        0 => bits | 1 << 63,
+        _ => !bits,
+    };
+    u128::from(order) << 64 | u128::from(at_block)
 }
 
-impl<T: Copy, O: Fn(&T, &T) -> Ordering> Least<T, O> {
-    fn new(most: usize, order: O) -> Self {
-        Self {
-            most,
-            order,
-            kept: vec![],
-            bound: None,
-        }
-    }
+/// The density and place behind a key.
+fn of_key(key: u128) -> (f64, usize) {
+    let order = (key >> 64) as u64;
+    let bits = match order >> 63 {
+        1 => order ^ 1 << 63,
+        _ => !order,
+    };
+    (f64::from_bits(bits), key as u64 as usize)
+}
 
-    #[inline]
-    fn push(&mut self, thing: T) {
-        let is_beyond = |bound: &T| (self.order)(&thing, bound).is_ge();
-        if self.bound.as_ref().is_some_and(is_beyond) {
-            return;
-        }
-        self.kept.push(thing);
-        if self.kept.len() >= 2 * self.most.max(CHUNK_BLOCKS) {
-            let (_, bound, _) = self.kept.select_nth_unstable_by(self.most, &self.order);
-            self.bound = Some(*bound);
-            self.kept.truncate(self.most);
-        }
+/// The `most` least keys, sorted.
+fn least(mut keys: Vec<u128>, most: usize) -> Vec<u128> {
+    if keys.len() > most {
+        keys.select_nth_unstable(most);
+        keys.truncate(most);
     }
-
-    fn into_sorted(mut self) -> Vec<T> {
-        self.kept.sort_unstable_by(&self.order);
-        self.kept.truncate(self.most);
-        self.kept
-    }
+    keys.sort_unstable();
+    keys
 }

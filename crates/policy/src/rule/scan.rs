@@ -16,7 +16,7 @@
 use std::collections::BTreeMap;
 
 use crate::Pid;
-use crate::heat::{Heat, WINDOWS, in_turn};
+use crate::heat::{ChunkHeat, WINDOWS, in_turn};
 use crate::residency::{CHUNK_BLOCKS, CHUNKS_MAX, KnownChunk};
 
 /// A block's events a second and resident byte, in relation to the mean of its chunk.
@@ -48,7 +48,7 @@ pub(super) struct Scan {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Part<'a> {
     pub(super) pid: Pid,
-    pub(super) heat: &'a Heat,
+    pub(super) heat: ChunkHeat<'a>,
     pub(super) chunk: KnownChunk<'a>,
 }
 
@@ -59,12 +59,17 @@ impl Part<'_> {
 
     /// Events a second and resident byte.
     pub(super) fn mean_density(&self, window: usize) -> f64 {
-        let rate = self.heat.mean_of_chunk(window, self.chunk.first) * CHUNK_BLOCKS as f64;
+        let rate = self.heat.mean(window).rate * CHUNK_BLOCKS as f64;
         rate / self.chunk.sum.total().0.max(1) as f64
     }
 }
 
 impl Scan {
+    /// Memory used, bytes, without the allocator's overhead.
+    pub(super) fn state_bytes(&self) -> usize {
+        self.seen.len() * size_of::<((Pid, u64), [Extremes; WINDOWS])>()
+    }
+
     /// Forgets chunks that are no longer there.
     pub(super) fn restrict(&mut self, parts: &[Part<'_>]) {
         if self.seen.len() > parts.len() {
@@ -85,11 +90,13 @@ impl Scan {
         }
         let mut slow = Vec::with_capacity(parts.len());
         let mut fast = Vec::with_capacity(parts.len());
+        // Both are sorted.
+        let mut all_seen = self.seen.iter().peekable();
         for (at, part) in parts.iter().enumerate() {
-            let seen = self
-                .seen
-                .get(&part.key())
-                .map_or_else(Extremes::default, |all| all[window]);
+            let key = part.key();
+            while all_seen.next_if(|(seen, _)| **seen < key).is_some() {}
+            let seen = all_seen.next_if(|(seen, _)| **seen == key);
+            let seen = seen.map_or_else(Extremes::default, |(_, all)| all[window]);
             let mean = part.mean_density(window);
             if part.chunk.sum.slow.0 > 0 {
                 slow.push((-seen.hottest_slow * mean, at));
@@ -142,7 +149,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::{BLOCK_SIZE, Block, ByteCount, Level, ResidencyMap, TierBytes, VirtRange};
+    use crate::{BLOCK_SIZE, Block, ByteCount, Heat, Level, ResidencyMap, TierBytes, VirtRange};
 
     const CHUNKS: u64 = 1000;
 
@@ -165,7 +172,11 @@ mod tests {
 
     fn parts<'a>(residency: &'a ResidencyMap, heat: &'a Heat) -> Vec<Part<'a>> {
         let pid = Pid(1);
-        let part = |chunk| Part { pid, heat, chunk };
+        let part = |chunk: KnownChunk<'a>| Part {
+            pid,
+            heat: heat.of_chunk(chunk.first),
+            chunk,
+        };
         residency
             .known_by_chunk(pid, Level::First)
             .map(part)

@@ -58,8 +58,8 @@ impl Parts {
             of.insert(pid, share.group);
             let (_, held, wants) = groups.entry(share.group).or_insert((share, 0, 0));
             for chunk in situation.residency.known_by_chunk(pid, Level::First) {
-                heat.estimates(0, chunk.first, &mut estimates);
-                for (known, estimate) in chunk.known.iter().zip(&estimates) {
+                heat.of_chunk(chunk.first).estimates(0, &mut estimates);
+                for (known, estimate) in chunk.blocks().zip(&estimates) {
                     let placement = known.map(|k| k.placement()).unwrap_or_default();
                     in_fast += placement.fast.0;
                     if is_used(heat, *estimate) {
@@ -106,7 +106,10 @@ impl Parts {
         else {
             return false;
         };
-        let uses = |unit: &Unit<'_>| is_used(unit.heat, unit.heat.estimate(0, unit.block));
+        let uses = |unit: &Unit<'_>| {
+            let heat = unit.heat.whole();
+            is_used(heat, heat.estimate(0, unit.block))
+        };
         to != from && to_part.is_short() && (from_part.is_over() || !uses(cold)) && uses(hot)
     }
 

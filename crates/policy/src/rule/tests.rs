@@ -546,7 +546,7 @@ proptest! {
 
     #[test]
     fn neither_tier_is_promised_more_than_it_has(
-        processes in prop::collection::vec((0u64..60, 0u64..60), 1..4), free in 0u64..20, slow_free in 0u64..20,
+        processes in prop::collection::vec((0u64..60, 1u64..60), 1..4), free in 0u64..20, slow_free in 0u64..20,
         batch in 1u64..40, seed: u64, epochs in 1u32..12,
     ) {
         let processes: Vec<_> = (1..).zip(&processes).map(|(pid, &(fast, slow))| (pid, fast, slow)).collect();

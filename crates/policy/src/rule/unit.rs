@@ -1,15 +1,16 @@
 //! A candidate of an epoch's plan: a block, and the worth of moving it.
 
-use std::cmp::Ordering;
-
-use crate::heat::{Estimate, Heat};
-use crate::{Block, ByteCount, Pid, Relocation};
+use super::Rule;
+use super::scan::Part;
+use crate::heat::{ChunkHeat, Estimate, WINDOWS};
+use crate::residency::CHUNK_BLOCKS;
+use crate::{Block, ByteCount, Pid, Relocation, Situation, Tier};
 
 /// A block that may change its tier.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Unit<'a> {
     pub(super) pid: Pid,
-    pub(super) heat: &'a Heat,
+    pub(super) heat: ChunkHeat<'a>,
     pub(super) block: Block,
     /// Bytes of it in the tier that it would leave.
     pub(super) bytes: u64,
@@ -18,12 +19,45 @@ pub(super) struct Unit<'a> {
     pub(super) estimate: Estimate,
     /// Events a second and byte, by which units are ordered.
     pub(super) density: f64,
-    /// The extra cost of its events where it lies, compared with the faster side of the boundary, seconds.
+    /// The extra cost of an event where it lies, compared with the other side of the boundary, seconds; zero for a partner.
     pub(super) event_s: f64,
     /// Whether it would go back to where it lay first.
     pub(super) goes_home: bool,
     /// The socket that its process runs on.
     pub(super) socket: u32,
+}
+
+impl<'a> Unit<'a> {
+    /// The part of a block on one side of the boundary; `None` if its place is unknown.
+    pub(super) fn new(
+        rule: &Rule,
+        situation: &Situation<'_>,
+        part: &Part<'a>,
+        (tier, at): (Tier, usize),
+        (estimate, density): (Estimate, f64),
+    ) -> Option<Self> {
+        let (known, level) = (part.chunk.block(at)?, situation.level);
+        let spread = known.spread();
+        let bytes = spread.at(level).get(tier).0;
+        Some(Self {
+            pid: part.pid,
+            heat: part.heat,
+            block: Block(part.chunk.first.0 + at as u64),
+            bytes,
+            part: bytes as f64 / spread.resident().0.max(1) as f64,
+            estimate,
+            density,
+            event_s: match tier {
+                Tier::Fast => 0.0,
+                Tier::Slow => rule.extra_s(level, &spread, bytes),
+            },
+            goes_home: known.away.is_some_and(|away| match tier {
+                Tier::Fast => away.home > level,
+                Tier::Slow => away.home == level,
+            }),
+            socket: situation.sockets.get(&part.pid).copied().unwrap_or(0),
+        })
+    }
 }
 
 impl Unit<'_> {
@@ -40,22 +74,24 @@ impl Unit<'_> {
         self.estimate.rate * self.part
     }
 
-    /// Expected events in a window, in `bytes` like these, and their variance.
-    pub(super) fn events(&self, window: usize, bytes: u64) -> (f64, f64) {
-        self.events_by(self.heat.estimate(window, self.block), window, bytes)
+    /// Its estimates in all windows shorter than `window`.
+    pub(super) fn shorter(&self, window: usize) -> [Estimate; WINDOWS] {
+        let at = (self.block.0 % CHUNK_BLOCKS as u64) as usize;
+        self.heat.first_estimates(window, at)
     }
 
+    /// The length of a window's memory, seconds.
+    pub(super) fn span_s(&self, window: usize) -> f64 {
+        self.heat.whole().span_s(window)
+    }
+
+    /// Expected events in a window by its estimate, in `bytes` like these, and their variance.
     pub(super) fn events_by(&self, estimate: Estimate, window: usize, bytes: u64) -> (f64, f64) {
         let scale = self.part * bytes as f64 / self.bytes.max(1) as f64;
-        let events = estimate.rate * self.heat.span_s(window) * scale;
+        let events = estimate.rate * self.span_s(window) * scale;
         (
             events,
             events * events / estimate.sure.max(f64::MIN_POSITIVE),
         )
     }
-}
-
-pub(super) fn by_density(a: &Unit<'_>, b: &Unit<'_>) -> Ordering {
-    let by_density = a.density.total_cmp(&b.density);
-    by_density.then((a.pid, a.block).cmp(&(b.pid, b.block)))
 }

@@ -12,7 +12,7 @@ use std::fmt;
 
 use demeter_policy::benefit::{Benefit, Observed};
 use demeter_policy::engine::{
-    Config, Direction, Engine, Gain, Input, Misuse, NodeFacts, Request, Stage, Strategy,
+    Classify, Config, Direction, Engine, Gain, Input, Misuse, NodeFacts, Request, Stage, Strategy,
 };
 use demeter_policy::{
     Block, ByLevel, ByteCount, GuestVirtAddr, Level, PAGE_SIZE, PerTier, RankedRange, Relocation,
@@ -200,7 +200,10 @@ impl<S: Strategy> SimulatedAgent<S> {
         let samples = engine.figures().samples - before;
         self.samples_seen += samples;
         let ranges: usize = match engine.ranking() {
-            [] => engine.processes().map(|p| p.ranges).sum(),
+            [] => (engine.processes())
+                .filter_map(|p| engine.classifier(p.pid))
+                .map(|classifier| classifier.ranges().count())
+                .sum(),
             ranking => ranking.len(),
         };
         // A kernel that manages by ranges examines no single blocks.
