@@ -1,8 +1,12 @@
+use std::time::Duration;
+
 use demeter_policy::{BLOCK_SIZE, GuestVirtAddr};
 use proptest::prelude::*;
 
 use super::parse::LINE_BYTES_MAX;
 use super::*;
+use crate::cpu::of_this_thread;
+use crate::policies::read_policies;
 
 const SAMPLE: &str = "\
 55d0c8a00000-55d0c8a02000 r--p 00000000 08:01 131 /usr/bin/cat
@@ -73,6 +77,43 @@ fn a_mapping_bomb_leaves_the_largest_and_their_number() {
     assert_eq!(large.count() as u64, (count + 1) / 10);
     assert!(found.pieces.is_sorted_by_key(|piece| piece.range.start()));
     assert_eq!(read_maps(root.path(), Pid(7)).unwrap().len(), RANGES_MAX);
+}
+
+/// CPU time to read the mappings of a process, none of which touch, and a policy for each.
+fn reading_time(mappings: u64) -> Duration {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("proc/7");
+    std::fs::create_dir_all(&dir).unwrap();
+    let at = |i: u64| (1 << 40) + (i << 24);
+    let map = |i| {
+        format!(
+            "{:x}-{:x} rw-p 0 00:00 0\n",
+            at(i),
+            at(i) + (4096 << (i % 9))
+        )
+    };
+    let policy = |i| format!("{:x} default N0=1 kernelpagesize_kB=4\n", at(i));
+    std::fs::write(dir.join("maps"), (0..mappings).map(map).collect::<String>()).unwrap();
+    let policies = (0..mappings).map(policy).collect::<String>();
+    std::fs::write(dir.join("numa_maps"), policies).unwrap();
+    let read = |_| {
+        let began = of_this_thread();
+        let found = read_movable(root.path(), Pid(7), |_| true).unwrap();
+        assert_eq!(found.pieces.len() as u64 + found.left_out, mappings);
+        let mut policies = 0;
+        let patience = Duration::from_secs(600);
+        read_policies(root.path(), Pid(7), patience, |_| policies += 1).unwrap();
+        assert_eq!(policies, mappings);
+        of_this_thread() - began
+    };
+    (0..3).map(read).min().unwrap()
+}
+
+#[test]
+fn ten_times_the_mappings_take_ten_times_as_long() {
+    let (few, many) = (reading_time(6500), reading_time(65_000));
+    // Quadratic work would take a hundred times as long.
+    assert!(many < 30 * few, "{few:?} and {many:?}");
 }
 
 #[test]
