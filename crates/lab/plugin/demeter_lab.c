@@ -166,7 +166,7 @@ static void miss(unsigned int index, qemu_plugin_meminfo_t info, uint64_t gva, u
 	const struct path *path = &vcpu->to[range->node];
 	const struct cost *cost = predicted ? &path->predicted : &path->random;
 	if (has_unit) {
-		qemu_plugin_access_cost(gva, range->node != 0,
+		qemu_plugin_access_cost(gva, ip, !qemu_plugin_mem_is_store(info), range->node != 0,
 					(uint32_t)(cost->latency_ns / ns_per_tick));
 		if (!predicted && is_user_load(info, gva, ip))
 			__atomic_fetch_add(&loads->of_block[(gva >> DEMETER_LOADS_BLOCK_SHIFT) %

@@ -31,13 +31,17 @@ void qemu_plugin_wait(uint64_t ns)
 	guest_ns += (int64_t)ns;
 }
 
-/* The last cost that the sampling unit got, in nanoseconds. */
+/* The last access that the sampling unit got. */
 static double last_cost_ns;
+static uint64_t last_pc;
+static bool last_is_load;
 
-void qemu_plugin_access_cost(uint64_t vaddr, bool is_far, uint32_t cycles)
+void qemu_plugin_access_cost(uint64_t vaddr, uint64_t pc, bool is_load, bool is_far, uint32_t cycles)
 {
 	(void)vaddr, (void)is_far;
 	last_cost_ns = cycles * ns_per_tick;
+	last_pc = pc;
+	last_is_load = is_load;
 }
 
 /* The emulator's calls of what was registered, as its version makes them. */
@@ -491,12 +495,14 @@ static void test_counted_loads(void)
 	on_access(0, 0, gva, (void *)user_ip);
 	on_access(0, 0, gva, (void *)user_ip); /* cached */
 	assert(last_cost_ns > 249 && last_cost_ns < 251 && *counted == 1);
+	assert(last_pc == user_ip && last_is_load);
 	/* The kernel's, a store, and the next line of a stream do not count. */
 	on_access(0, 0, gva += 4096, (void *)kernel_ip);
+	assert(last_pc == kernel_ip);
 	is_store = true;
 	on_access(0, 0, gva += 4096, (void *)user_ip);
 	is_store = false;
-	assert(last_cost_ns > 249);
+	assert(last_cost_ns > 249 && !last_is_load);
 	on_access(0, 0, gva + 64, (void *)user_ip);
 	assert(last_cost_ns < 4 && *counted == 1);
 	/* The next block has a count of its own. */

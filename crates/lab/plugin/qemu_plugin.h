@@ -151,7 +151,8 @@ uint64_t qemu_plugin_hwaddr_phys_addr(const struct qemu_plugin_hwaddr *hwaddr);
  * access cost. Its clock may count instructions; then a vCPU can wait without time of the host's. The clock is -1
  * where it is the host's.
  */
-__attribute__((weak)) void qemu_plugin_access_cost(uint64_t vaddr, bool is_far, uint32_t cycles);
+__attribute__((weak)) void qemu_plugin_access_cost(uint64_t vaddr, uint64_t pc, bool is_load, bool is_far,
+						   uint32_t cycles);
 __attribute__((weak)) int64_t qemu_plugin_clock(void);
 __attribute__((weak)) void qemu_plugin_wait(uint64_t ns);
 
