@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use demeter_lab::link::VmMessage;
 use demeter_lab::{Error, Lab, LabRun, Repetition, VmFault};
 use demeter_outcome::RunResult;
-use demeter_scenario::{Scenario, System, Workload};
+use demeter_scenario::{Clock, SamplingUnit, Scenario, System, Workload};
 
 /// A lab whose emulator is a script.
 struct Fake {
@@ -125,6 +125,22 @@ fn write_program(path: &Path, body: &str) {
 
 const BOOTED: &str =
     r#"say '{"report":"booted","kernel":"6.12","fast_free_mib":60,"slow_free_mib":220}'"#;
+
+#[test]
+fn what_only_our_emulator_has_is_refused_on_another() {
+    let said = |change: &dyn Fn(&mut Fake)| {
+        let mut fake = Fake::new("exit 1");
+        change(&mut fake);
+        let error = fake.run_as(Repetition::default()).whole().unwrap_err();
+        assert!(!fake.folder.path().join("pid").exists(), "it was started");
+        error.to_string()
+    };
+    let clock = said(&|fake| fake.scenario.lab.clock = Clock::Model);
+    assert!(clock.contains("has no clock of the model's own"), "{clock}");
+    let unit = said(&|fake| fake.scenario.lab.unit = SamplingUnit::Pebs);
+    assert!(unit.contains("have no PEBS"), "{unit}");
+    assert!(unit.contains("--emulator exact"), "{unit}");
+}
 
 #[test]
 fn a_vm_that_hangs_is_killed_in_time() {

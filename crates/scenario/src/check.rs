@@ -5,7 +5,8 @@ use crate::fault::{at_least_one, is_plain_name, refuse_if, unique, within};
 use crate::provision_check::check_provision;
 use crate::workload::THREADS_MAX;
 use crate::{
-    Clock, Error, Lab, Machine, MachinePlace, Place, Scenario, Sim, System, Tier, Workload,
+    Clock, Error, Lab, Machine, MachinePlace, Place, SamplingUnit, Scenario, Sim, System, Tier,
+    Workload,
 };
 
 /// Longest timed phase, seconds. A longer run on an emulated machine shows nothing new.
@@ -67,6 +68,7 @@ impl Scenario {
         self.check_workload()?;
         check_lab(&self.lab)?;
         self.check_clock()?;
+        self.check_unit()?;
         check_sim(&self.sim)?;
         self.check_translation()?;
         self.check_dirty_logging()?;
@@ -109,6 +111,14 @@ impl Scenario {
             Some((_, hint)) => Err(format!("lab.clock = \"model\": {hint}, or the clock")),
             None => Ok(()),
         }
+    }
+
+    /// Rejects a unit of Intel's where guests run on guests: the emulator has AMD's virtualization only.
+    fn check_unit(&self) -> Result<(), String> {
+        let is_intel = self.lab.unit == SamplingUnit::Pebs;
+        refuse_if(is_intel && self.machine.place == MachinePlace::Host, || {
+            "lab.unit = \"pebs\": remove machine.place = \"host\", or the unit".into()
+        })
     }
 
     fn check_systems(&self) -> Result<(), String> {
@@ -396,6 +406,17 @@ mod tests {
             s.systems = vec![System::HLinux];
         });
         assert!(host.unwrap_err().contains("remove machine.place"));
+    }
+
+    #[test]
+    fn a_unit_of_intels_is_for_a_guest() {
+        let mut s = scenario();
+        s.lab.unit = SamplingUnit::Pebs;
+        s.check().unwrap();
+        s.machine.place = MachinePlace::Host;
+        s.systems = vec![System::HLinux];
+        let error = s.check().unwrap_err().to_string();
+        assert!(error.contains("lab.unit = \"pebs\""), "{error}");
     }
 
     proptest! {

@@ -30,7 +30,7 @@ pub use provision::{
     Crashes, Provision, Provisioner, ResizeCycle, RivalPolicy, Soak, Through, Variant, Vm,
 };
 pub use scenario::{
-    Clock, Cpu, Curve, Error, Lab, Machine, MachinePlace, Scenario, Sim, Thp, Tier,
+    Clock, Cpu, Curve, Error, Lab, Machine, MachinePlace, SamplingUnit, Scenario, Sim, Thp, Tier,
 };
 pub use settings::Settings;
 pub use translation::{Pages, Translation, TranslationMode};

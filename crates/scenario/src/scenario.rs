@@ -162,6 +162,8 @@ pub struct Lab {
     pub timeout_s: u64,
     /// Which clock the guest has.
     pub clock: Clock,
+    /// The sampling unit of the CPUs, with `--emulator exact`.
+    pub unit: SamplingUnit,
 }
 
 /// The clock of the lab's guests.
@@ -175,12 +177,26 @@ pub enum Clock {
     Model,
 }
 
+/// The sampling unit of the lab's CPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SamplingUnit {
+    /// AMD's, instruction-based sampling.
+    #[default]
+    Ibs,
+    /// Intel's, with the event for slow loads. Needs `--emulator exact`.
+    Pebs,
+    /// None: the CPUs have no performance counters.
+    None,
+}
+
 impl Default for Lab {
     fn default() -> Self {
         Self {
             dilation: 8,
             timeout_s: 240,
             clock: Clock::Host,
+            unit: SamplingUnit::Ibs,
         }
     }
 }

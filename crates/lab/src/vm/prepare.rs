@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use demeter_guest::tracker::Choice;
 use demeter_policy::provision::ProvisionerKind;
-use demeter_scenario::{Clock, MachinePlace, Provision, Scenario, Settings, Workload};
+use demeter_scenario::{
+    Clock, MachinePlace, Provision, SamplingUnit, Scenario, Settings, Workload,
+};
 
 use super::elastic::Elastic;
 use super::lab::{Lab, agent_config};
@@ -124,9 +126,16 @@ impl Lab {
                 hint: "--emulator exact, or leave lab.clock out".into(),
             });
         }
+        if scenario.lab.unit == SamplingUnit::Pebs && !is_exact {
+            return Err(Error::Missing {
+                what: format!("the CPUs of {} have no PEBS", self.qemu.display()),
+                hint: "--emulator exact, or leave lab.unit out".into(),
+            });
+        }
         if is_exact {
-            cpu_properties.push("ibs=on".into());
-            cpu_properties.extend(self.cpu_properties.iter().cloned());
+            let unit = qemu::unit_properties(scenario.lab.unit);
+            let all = unit.iter().map(|it| (*it).to_owned());
+            cpu_properties.extend(all.chain(self.cpu_properties.iter().cloned()));
         }
         Ok(cpu_properties)
     }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use demeter_scenario::{Clock, Machine, MachineNode, MachinePlace};
+use demeter_scenario::{Clock, Machine, MachineNode, MachinePlace, SamplingUnit};
 
 use super::counts::SHARED;
 use super::elastic::{Elastic, MemoryDevice, device_space_mib, memory_devices};
@@ -28,9 +28,10 @@ const SHARED_MIB: u64 = 4;
 /// `-no-reboot`. `nokaslr` keeps the kernel in one node. `init_on_alloc=0` is set because Debian's kernels clear every
 /// allocated page, even those that a balloon takes and returns unread. `no_timer_check` is set because on a busy host
 /// the emulated timer looks broken. `perf_cpu_time_max_percent=0` is set because the kernel would count the host's other
-/// work as the cost of a sample, and throttle sampling. The argument of the init process follows `--`.
+/// work as the cost of a sample, and throttle sampling. `pti=off` is set for CPUs of Intel: Ice Lake needs no second page
+/// table, but the emulated one cannot say so. The argument of the init process follows `--`.
 pub const KERNEL_ARGS: &str = "console=ttyS0 loglevel=5 oops=panic panic=-1 nokaslr init_on_alloc=0 \
-                           no_timer_check sysctl.kernel.perf_cpu_time_max_percent=0 \
+                           no_timer_check pti=off sysctl.kernel.perf_cpu_time_max_percent=0 \
                            rdinit=/bin/demeter -- lab-init";
 
 /// More arguments for a VM with memory devices. Memory comes online as movable, since the kernel's own allocations could
@@ -426,6 +427,21 @@ fn model_clock(dilation: u64) -> [(&'static str, String); 3] {
         ("-rtc", "base=2026-01-01,clock=vm".into()),
         ("-seed", "1".into()),
     ]
+}
+
+/// The properties of a CPU with a sampling unit. Linux drives PEBS by the CPU's model: this is Ice Lake's of servers.
+pub fn unit_properties(unit: SamplingUnit) -> &'static [&'static str] {
+    match unit {
+        SamplingUnit::Ibs => &["ibs=on"],
+        SamplingUnit::Pebs => &[
+            "vendor=GenuineIntel",
+            "family=6",
+            "model=106",
+            "stepping=6",
+            "pebs=on",
+        ],
+        SamplingUnit::None => &[],
+    }
 }
 
 #[cfg(test)]

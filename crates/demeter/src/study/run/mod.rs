@@ -42,7 +42,7 @@ enum RunOn {
 enum EmulatorKind {
     /// The distribution's, or that of `DEMETER_QEMU`. The agent gets samples from the lab's own unit
     Packaged,
-    /// That of `cargo xtask emulator`, whose CPUs have AMD's IBS: the agent gets samples from the kernel
+    /// That of `cargo xtask emulator`, whose CPUs have AMD's IBS or Intel's PEBS: the agent gets samples from the kernel
     Exact,
 }
 
