@@ -1,5 +1,5 @@
-//! The agent on AMD's IBS, which our emulator has and a stock kernel offers. The clock is the model's, so a busy host
-//! changes no outcome. Without that emulator the tests are ignored.
+//! The agent on AMD's IBS and on Intel's PEBS, which our emulator has and a stock kernel offers. The clock is the model's,
+//! so a busy host changes no outcome. Without that emulator the tests are ignored.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +12,7 @@ use demeter_lab::{Lab, Repetition};
 use demeter_outcome::SystemResult;
 use demeter_policy::engine::Input;
 use demeter_policy::{BLOCK_SIZE, GuestVirtAddr, Pid, VirtRange};
-use demeter_scenario::{Clock, Scenario, System, Workload};
+use demeter_scenario::{Clock, SamplingUnit, Scenario, System, Workload};
 use libtest_mimic::{Arguments, Trial};
 
 fn main() {
@@ -23,7 +23,7 @@ fn main() {
             false
         }
     };
-    let tests: [(&str, fn()); 7] = [
+    let tests: [(&str, fn()); 14] = [
         (
             "the_hot_set_is_found_by_samples_of_the_kernel",
             the_hot_set_is_found_by_samples_of_the_kernel,
@@ -49,8 +49,36 @@ fn main() {
             a_unit_that_falls_silent_is_replaced,
         ),
         (
+            "the_hot_set_is_found_by_records_of_pebs",
+            the_hot_set_is_found_by_records_of_pebs,
+        ),
+        (
+            "a_cpu_with_an_auxiliary_event_records_loads",
+            a_cpu_with_an_auxiliary_event_records_loads,
+        ),
+        (
+            "records_lie_where_the_emulator_counted_loads",
+            records_lie_where_the_emulator_counted_loads,
+        ),
+        (
+            "without_adaptive_records_another_tracker_is_taken",
+            without_adaptive_records_another_tracker_is_taken,
+        ),
+        (
+            "counters_without_pebs_leave_another_tracker",
+            counters_without_pebs_leave_another_tracker,
+        ),
+        (
+            "pebs_that_falls_silent_is_replaced",
+            pebs_that_falls_silent_is_replaced,
+        ),
+        (
             "a_run_by_the_models_clock_is_the_same_on_a_busy_host",
             a_run_by_the_models_clock_is_the_same_on_a_busy_host,
+        ),
+        (
+            "a_run_on_pebs_is_the_same_on_a_busy_host",
+            a_run_on_pebs_is_the_same_on_a_busy_host,
         ),
     ];
     let trials = tests.map(|(name, test)| {
@@ -158,8 +186,12 @@ impl Run {
             lines.filter_map(time_s).collect::<Vec<_>>()
         };
         let began_s = at_s(after).first().copied();
-        let settled_s = at_s("agent: looking after").last().copied();
-        let took_s = settled_s.unwrap() - began_s.unwrap();
+        // A new tracker looks after the programs anew.
+        let settled_s = at_s("looking after ").last().copied();
+        let (Some(began_s), Some(settled_s)) = (began_s, settled_s) else {
+            panic!("no time of {after:?} or of the tracker: {}", self.log)
+        };
+        let took_s = settled_s - began_s;
         assert!(
             (0.0..=within_s).contains(&took_s),
             "{took_s} s: {}",
@@ -185,6 +217,15 @@ fn ci() -> Scenario {
     scenario
 }
 
+/// The same on Intel's CPUs, as the paper samples: each 4,093rd load of 64 ns or more.
+fn ci_on_pebs() -> Scenario {
+    let mut scenario = ci();
+    scenario.lab.unit = SamplingUnit::Pebs;
+    scenario.agent.sample_period = Some(4093);
+    scenario.agent.latency_threshold_ns = 64;
+    scenario
+}
+
 /// Whether the hot set came to be in fast memory.
 fn assert_moved(Run { system, log, .. }: &Run) {
     let hot = system.hot_in_fast_final;
@@ -197,10 +238,13 @@ fn the_hot_set_is_found_by_samples_of_the_kernel() {
     assert_moved(&run);
 }
 
+fn samples_lie_where_the_emulator_counted_loads() {
+    assert_samples_lie_where_loads_were_counted(ci());
+}
+
 /// Two processes on one CPU: all samples are of their process and of user memory, and are spread over its array as its
 /// loads are.
-fn samples_lie_where_the_emulator_counted_loads() {
-    let mut scenario = ci();
+fn assert_samples_lie_where_loads_were_counted(mut scenario: Scenario) {
     let Workload::Gups(gups) = &mut scenario.workload else {
         panic!("{scenario:?}")
     };
@@ -303,9 +347,61 @@ fn a_unit_that_falls_silent_is_replaced() {
     assert_moved(&run);
 }
 
-/// A busy core each: with the host's clock the guest would be half as fast.
+fn the_hot_set_is_found_by_records_of_pebs() {
+    let run = run_scenario(&ci_on_pebs(), &[]);
+    run.says("tracker: perf");
+    assert_moved(&run);
+}
+
+/// Sapphire Rapids' model. Its kernel wants another event as the leader of the group.
+fn a_cpu_with_an_auxiliary_event_records_loads() {
+    let run = run_scenario(&ci_on_pebs(), &["model=143"]);
+    run.says("tracker: perf");
+    assert_moved(&run);
+}
+
+/// The kernel drains records of one process before the next one runs.
+fn records_lie_where_the_emulator_counted_loads() {
+    assert_samples_lie_where_loads_were_counted(ci_on_pebs());
+}
+
+/// As in guests of KVM since Linux 6.9.
+fn without_adaptive_records_another_tracker_is_taken() {
+    let run = run_scenario(&ci_on_pebs(), &["x-pebs-adaptive=off"]);
+    run.says("gave no address");
+    run.says("tracker: lab");
+    run.settles("", 10.0);
+    assert_moved(&run);
+}
+
+/// As in guests with a mediated virtual PMU.
+fn counters_without_pebs_leave_another_tracker() {
+    let run = run_scenario(&ci_on_pebs(), &["x-pebs-ds=off"]);
+    run.says("tracker: lab");
+    run.settles("", 10.0);
+    assert_moved(&run);
+}
+
+fn pebs_that_falls_silent_is_replaced() {
+    let run = run_scenario(&ci_on_pebs(), &["x-pebs-silent-after=1000"]);
+    run.says("tracker: perf");
+    run.says("silent");
+    run.says("tracker: lab");
+    run.settles("silent:", 6.0);
+    assert_moved(&run);
+}
+
 fn a_run_by_the_models_clock_is_the_same_on_a_busy_host() {
-    let quiet = run(&[]).system;
+    assert_the_same_on_a_busy_host(&ci());
+}
+
+fn a_run_on_pebs_is_the_same_on_a_busy_host() {
+    assert_the_same_on_a_busy_host(&ci_on_pebs());
+}
+
+/// A busy core each: with the host's clock the guest would be half as fast.
+fn assert_the_same_on_a_busy_host(scenario: &Scenario) {
+    let quiet = run_scenario(scenario, &[]).system;
     let stop = AtomicBool::new(false);
     let loaded = thread::scope(|scope| {
         for _ in 0..thread::available_parallelism().map_or(1, |it| it.get()) {
@@ -315,7 +411,7 @@ fn a_run_by_the_models_clock_is_the_same_on_a_busy_host() {
                 }
             });
         }
-        let run = panic::catch_unwind(|| run(&[]).system);
+        let run = panic::catch_unwind(|| run_scenario(scenario, &[]).system);
         stop.store(true, Ordering::Relaxed);
         run.unwrap_or_else(|panic| panic::resume_unwind(panic))
     });
