@@ -13,4 +13,4 @@ pub mod supervisor;
 pub mod targets;
 pub mod tracker;
 
-pub use demeter_linux::{maps, mover, nodes, pages, placer, policies, prober};
+pub use demeter_linux::{maps, mover, nodes, pages, policies, prober};

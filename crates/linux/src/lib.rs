@@ -14,7 +14,6 @@ pub mod open_files;
 pub mod page_size;
 pub mod pages;
 pub mod perf;
-pub mod placer;
 pub mod policies;
 pub mod prober;
 #[cfg(any(test, feature = "testing"))]

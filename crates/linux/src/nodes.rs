@@ -115,6 +115,12 @@ impl Topology {
         self.nodes.iter().filter(|node| node.total.0 > 0)
     }
 
+    /// The node of a CPU.
+    pub fn node_of_cpu(&self, cpu: u32) -> Option<NodeId> {
+        let mut nodes = self.nodes.iter();
+        nodes.find(|n| n.cpus.contains(&cpu)).map(|node| node.id)
+    }
+
     /// The CPUs nearest to a node; empty if unknown.
     pub fn nearest_cpus(&self, node: NodeId) -> &[u32] {
         let with_cpus = self.nodes.iter().filter(|other| other.has_cpus);

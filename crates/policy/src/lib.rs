@@ -17,6 +17,7 @@ pub mod engine;
 mod heat;
 pub mod history;
 mod numbers;
+mod placer;
 mod planner;
 pub mod provision;
 mod ranking;
@@ -35,6 +36,7 @@ pub use addr::{
     VirtRange,
 };
 pub use heat::Heat;
+pub use placer::{Distances, Placer, Rooms};
 pub use planner::{FillThreshold, MoveBudget, Plan, Relocation, Room, Situation, plan};
 pub use ranking::{ClassifiedRange, RankedRange, rank};
 pub use residency::{Away, Block, ResidencyMap, Spread};

@@ -5,13 +5,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use demeter_policy::engine::{Direction, NodeFacts};
-use demeter_policy::{BLOCK_SIZE, Block, ByLevel, ByteCount, Level, NodeId, Pid, Relocation};
+use demeter_policy::{
+    BLOCK_SIZE, Block, ByLevel, ByteCount, Level, NodeId, Pid, Placer, Relocation, Rooms,
+};
 
 use crate::config::Config;
 use crate::latency::{self, LoadProbe};
 use crate::nodes::{NodeMemory, NodesError, TierOrder, Tiers, Topology};
 use crate::pages::{Pages, PagesError};
-use crate::placer::{Placer, Rooms};
 use crate::prober::Prober;
 use crate::status::TierStatus;
 
@@ -64,7 +65,7 @@ impl Machine {
             root: root.into(),
             measured_ns,
             load,
-            placer: Placer::new(order.tiers.clone(), topology.clone()),
+            placer: placer(&order.tiers, &topology),
             topology,
             order,
             cpus,
@@ -97,7 +98,7 @@ impl Machine {
         if cpus_before != cpus_now {
             self.cpus = u32::try_from(cpus_now).unwrap_or(u32::MAX).max(1);
         }
-        self.placer = Placer::new(order.tiers.clone(), topology.clone());
+        self.placer = placer(&order.tiers, &topology);
         (self.topology, self.order) = (topology, order);
         let has_more = self.sizes() != sizes_before || cpus_before != cpus_now;
         Ok(match change {
@@ -198,7 +199,7 @@ impl Machine {
 
     /// The node of a CPU.
     pub fn node_of_cpu(&self, cpu: u32) -> Option<NodeId> {
-        self.placer.node_of_cpu(cpu)
+        self.topology.node_of_cpu(cpu)
     }
 
     /// The target node of each block of a process whose threads run near `near`.
@@ -247,6 +248,11 @@ impl Machine {
             .map(|(node, memory)| (node, facts(memory).usable()))
             .collect()
     }
+}
+
+fn placer(tiers: &Tiers, topology: &Topology) -> Placer {
+    let tiers = tiers.iter().map(<[NodeId]>::to_vec).collect();
+    Placer::new(tiers, topology.distances())
 }
 
 /// Free memory of a node above its low watermark.

@@ -14,7 +14,7 @@
 
 use std::cmp::Reverse;
 
-use demeter_policy::{Level, NodeId};
+use demeter_policy::{Distances, Level, NodeId};
 
 use super::{Node, NodesError, Pair, TIERS_MAX, Tiers, Topology};
 
@@ -224,6 +224,16 @@ impl Topology {
         let from = self.nodes.iter().find(|node| node.id == from)?;
         let at = self.nodes.iter().position(|node| node.id == to)?;
         from.distances.get(at).copied()
+    }
+
+    /// All known distances between two nodes.
+    pub fn distances(&self) -> Distances {
+        let from = |node: &Node| {
+            let id = node.id;
+            let to = self.nodes.iter().zip(node.distances.clone());
+            to.map(move |(to, distance)| ((id, to.id), distance))
+        };
+        self.nodes.iter().flat_map(from).collect()
     }
 
     /// Pairs of nodes whose latencies contradict the tiers.

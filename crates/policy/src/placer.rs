@@ -12,9 +12,7 @@
 
 use std::collections::BTreeMap;
 
-use demeter_policy::{ByteCount, Level, NodeId};
-
-use crate::nodes::{Tiers, Topology};
+use crate::{ByteCount, Level, NodeId};
 
 /// Distance to an unknown node.
 const FAR: u32 = u32::MAX;
@@ -22,33 +20,25 @@ const FAR: u32 = u32::MAX;
 /// Free memory of each node that moves may use.
 pub type Rooms = BTreeMap<NodeId, ByteCount>;
 
+/// Distances (SLIT, 10 is local) from one node to another.
+pub type Distances = BTreeMap<(NodeId, NodeId), u32>;
+
 /// Chooses target nodes. See the module's text.
 #[derive(Debug, Clone)]
 pub struct Placer {
-    tiers: Tiers,
-    topology: Topology,
+    tiers: Vec<Vec<NodeId>>,
+    distances: Distances,
 }
 
 impl Placer {
-    /// Creates a placer for these tiers.
-    pub fn new(tiers: Tiers, topology: Topology) -> Self {
-        Self { tiers, topology }
-    }
-
-    /// The tiers.
-    pub fn tiers(&self) -> &Tiers {
-        &self.tiers
+    /// Creates a placer for the nodes of each tier, the fastest tier first.
+    pub fn new(tiers: Vec<Vec<NodeId>>, distances: Distances) -> Self {
+        Self { tiers, distances }
     }
 
     /// Whether a promotion or demotion across some tier boundary has several target nodes.
     pub fn has_choice(&self) -> bool {
-        self.tiers.nodes().count() > 2
-    }
-
-    /// The node of a CPU.
-    pub fn node_of_cpu(&self, cpu: u32) -> Option<NodeId> {
-        let mut nodes = self.topology.nodes.iter();
-        nodes.find(|n| n.cpus.contains(&cpu)).map(|node| node.id)
+        self.tiers.iter().map(Vec::len).sum::<usize>() > 2
     }
 
     /// Chooses the node in `tier` for `bytes` that the CPUs of `near` use, and reserves the memory.
@@ -59,24 +49,24 @@ impl Placer {
         bytes: ByteCount,
         rooms: &mut Rooms,
     ) -> NodeId {
-        let mut nodes = self.tiers.at(tier).to_vec();
-        nodes.sort_by_key(|&node| (self.distance(near, node), node));
-        self.choose(&nodes, bytes, rooms)
+        self.choose(&self.nearest(tier, near), bytes, rooms)
     }
 
     /// Chooses the node for `bytes` that leave a node of `tier`, and reserves the memory.
     pub fn demote(&self, tier: Level, from: NodeId, bytes: ByteCount, rooms: &mut Rooms) -> NodeId {
-        let mut nodes = vec![];
-        for slower in tier.slower() {
-            let mut slower = self.tiers.at(slower).to_vec();
-            slower.sort_by_key(|&node| (self.distance(from, node), node));
-            nodes.extend(slower);
-        }
-        self.choose(&nodes, bytes, rooms)
+        let slower = tier.slower().flat_map(|slower| self.nearest(slower, from));
+        self.choose(&slower.collect::<Vec<_>>(), bytes, rooms)
+    }
+
+    /// The nodes of a tier, the nearest first.
+    fn nearest(&self, tier: Level, from: NodeId) -> Vec<NodeId> {
+        let mut nodes = self.tiers.get(tier.index()).cloned().unwrap_or_default();
+        nodes.sort_by_key(|&node| (self.distance(from, node), node));
+        nodes
     }
 
     fn distance(&self, from: NodeId, to: NodeId) -> u32 {
-        self.topology.distance(from, to).unwrap_or(FAR)
+        self.distances.get(&(from, to)).copied().unwrap_or(FAR)
     }
 
     /// The first node with room for `bytes`, or the node with the most room.
@@ -96,17 +86,15 @@ impl Placer {
 
 #[cfg(test)]
 mod tests {
-    use demeter_policy::MIB;
     use proptest::prelude::*;
 
     use super::*;
-    use crate::nodes::Node;
+    use crate::MIB;
 
-    const SIZE: u64 = 512 * MIB;
     const BLOCK: ByteCount = ByteCount(2 * MIB);
 
     /// Two sockets, each with DRAM (0 and 1) and CXL memory (2 and 3), and far memory (4) at socket 0.
-    fn placer(tiers: &str) -> Placer {
+    fn placer() -> Placer {
         let distances: [[u32; 5]; 5] = [
             [10, 21, 14, 24, 28],
             [21, 10, 24, 14, 31],
@@ -114,25 +102,14 @@ mod tests {
             [24, 14, 26, 10, 33],
             [28, 31, 30, 33, 10],
         ];
-        let node = |id: u32| Node {
-            id: NodeId(id),
-            total: ByteCount(SIZE),
-            free: ByteCount(0),
-            has_cpus: id < 2,
-            cpus: if id < 2 {
-                vec![2 * id, 2 * id + 1]
-            } else {
-                vec![]
-            },
-            distances: distances[id as usize].to_vec(),
-            tier: None,
-            read_latency_ns: None,
-            measured_ns: None,
+        let from = |(from, row): (u32, [u32; 5])| {
+            let to = move |(to, distance)| ((NodeId(from), NodeId(to)), distance);
+            (0..).zip(row).map(to)
         };
-        let topology = Topology {
-            nodes: (0..5).map(node).collect(),
-        };
-        Placer::new(tiers.parse().unwrap(), topology)
+        let distances = (0..).zip(distances).flat_map(from).collect();
+        let tiers = [&[0, 1][..], &[2, 3], &[4]];
+        let numbers = |tier: &[u32]| tier.iter().copied().map(NodeId).collect();
+        Placer::new(tiers.map(numbers).into(), distances)
     }
 
     fn rooms(mib: [u64; 5]) -> Rooms {
@@ -142,8 +119,7 @@ mod tests {
 
     #[test]
     fn hot_memory_goes_to_its_socket_and_then_to_the_other_one() {
-        let placer = placer("0,1/2,3/4");
-        assert_eq!(placer.node_of_cpu(3), Some(NodeId(1)));
+        let placer = placer();
         // Its last block of room is nearer than any room of the other socket.
         let mut rooms = rooms([5, 100, 0, 0, 0]);
         let went = [(); 3].map(|()| placer.promote(Level::First, NodeId(0), BLOCK, &mut rooms).0);
@@ -156,7 +132,7 @@ mod tests {
 
     #[test]
     fn cold_memory_goes_to_the_nearest_slower_node_with_room() {
-        let placer = placer("0,1/2,3/4");
+        let placer = placer();
         let went = |from, mib| {
             placer
                 .demote(Level::First, NodeId(from), BLOCK, &mut rooms(mib))
@@ -179,11 +155,11 @@ mod tests {
         fn a_full_node_is_named_only_where_all_are(
             mib in prop::array::uniform5(0u64..20), near in 0u32..2, is_first: bool,
         ) {
-            let placer = placer("0,1/2,3/4");
+            let placer = placer();
             let before = rooms(mib);
             let mut after = before.clone();
             let tier = if is_first { Level::First } else { Level::Second };
-            let nodes = placer.tiers.at(tier).to_vec();
+            let nodes = placer.tiers[tier.index()].clone();
             let chosen = placer.promote(tier, NodeId(near), BLOCK, &mut after);
             prop_assert!(nodes.contains(&chosen));
             let has_room = |node: &NodeId| before[node] >= BLOCK;
