@@ -12,6 +12,10 @@ use crate::{Machine, Tier};
 /// Most nodes of a machine, which is the agent's bound, too.
 const NODES_MAX: usize = 64;
 
+/// Distance of a node from itself (ACPI, SLIT), and the most that the kernel takes for reachable.
+const OWN_DISTANCE: u64 = 10;
+const DISTANCE_MAX: u64 = 254;
+
 /// Most sockets.
 const SOCKETS_MAX: u32 = 16;
 
@@ -90,6 +94,35 @@ impl Machine {
     pub fn cpus_of(&self, socket: u32) -> Range<u32> {
         let each = self.vcpus / self.sockets();
         socket * each..(socket + 1) * each
+    }
+
+    /// Distance of each node to each node (SLIT): latency in tenths of that of the CPUs' own node. A way between nodes
+    /// without CPUs leads over the socket of one of them.
+    pub fn distances(&self) -> Vec<Vec<u64>> {
+        let (sockets, nodes) = (self.sockets(), self.nodes());
+        let from_socket = |socket: u32, to: &MachineNode| {
+            let own_ns = nodes[socket as usize].latency_from_ns(socket);
+            OWN_DISTANCE * to.latency_from_ns(socket) / own_ns
+        };
+        let distance = |(a, from): (u32, &MachineNode), (b, to): (u32, &MachineNode)| {
+            if a == b {
+                return OWN_DISTANCE;
+            }
+            let distance = match (a < sockets, b < sockets) {
+                (true, _) => from_socket(a, to),
+                (false, true) => from_socket(b, from),
+                (false, false) => {
+                    let over = |socket| from_socket(socket, from) + from_socket(socket, to);
+                    over(from.socket)
+                        .min(over(to.socket))
+                        .saturating_sub(OWN_DISTANCE)
+                }
+            };
+            distance.clamp(OWN_DISTANCE + 1, DISTANCE_MAX)
+        };
+        let numbered = || (0u32..).zip(&nodes);
+        let row = |from| numbered().map(|to| distance(from, to)).collect();
+        numbered().map(row).collect()
     }
 
     /// Memory of all nodes that are there from start to end, MiB.

@@ -364,7 +364,7 @@ pub fn numa(machine: &Machine) -> Vec<(&'static str, String)> {
         values.push(value);
     }
     if !machine.node.is_empty() {
-        values.extend(distances(machine.sockets(), &nodes));
+        values.extend(distances(machine));
     }
     for socket in (0..machine.sockets()).filter(|_| machine.hmat) {
         for (number, node) in nodes.iter().enumerate() {
@@ -382,40 +382,18 @@ pub fn numa(machine: &Machine) -> Vec<(&'static str, String)> {
     values.into_iter().map(|value| ("-numa", value)).collect()
 }
 
-/// The distance of a node from itself (ACPI, SLIT), and the most that the kernel takes for reachable.
-const OWN_DISTANCE: u64 = 10;
-const DISTANCE_MAX: u64 = 254;
-
-/// Distances of all nodes from each other: latency in tenths of that of the CPUs' own node. A way between nodes
-/// without CPUs leads over the socket of one of them.
-fn distances(sockets: u32, nodes: &[MachineNode]) -> Vec<String> {
-    let from_socket = |socket: u32, to: &MachineNode| {
-        let own_ns = nodes[socket as usize].latency_from_ns(socket);
-        OWN_DISTANCE * to.latency_from_ns(socket) / own_ns
+/// Distances of all nodes from each other.
+fn distances(machine: &Machine) -> Vec<String> {
+    let row = |(a, row): (usize, Vec<u64>)| {
+        let value = move |(b, distance)| format!("dist,src={a},dst={b},val={distance}");
+        row.into_iter().enumerate().map(value).collect::<Vec<_>>()
     };
-    let distance = |(a, from): (u32, &MachineNode), (b, to): (u32, &MachineNode)| {
-        if a == b {
-            return OWN_DISTANCE;
-        }
-        let distance = match (a < sockets, b < sockets) {
-            (true, _) => from_socket(a, to),
-            (false, true) => from_socket(b, from),
-            (false, false) => {
-                let over = |socket| from_socket(socket, from) + from_socket(socket, to);
-                over(from.socket)
-                    .min(over(to.socket))
-                    .saturating_sub(OWN_DISTANCE)
-            }
-        };
-        distance.clamp(OWN_DISTANCE + 1, DISTANCE_MAX)
-    };
-    let numbered = || (0u32..).zip(nodes);
-    let value = |(a, from)| {
-        numbered().map(move |(b, to)| {
-            format!("dist,src={a},dst={b},val={}", distance((a, from), (b, to)))
-        })
-    };
-    numbered().flat_map(value).collect()
+    machine
+        .distances()
+        .into_iter()
+        .enumerate()
+        .flat_map(row)
+        .collect()
 }
 
 /// The options for a clock of the model's own. An instruction takes a nanosecond of the modelled machine, stretched like
