@@ -75,10 +75,10 @@ pub struct Machine {
     /// The slow tier (node 1).
     #[serde(default, skip_serializing_if = "Tier::is_left_out")]
     pub slow: Tier,
-    /// Whether the firmware tells latency and bandwidth of nodes (ACPI HMAT). Lab only.
+    /// Whether the firmware tells latency and bandwidth of nodes (ACPI HMAT). It changes nothing on the simulator.
     #[serde(default = "yes", skip_serializing_if = "is_true")]
     pub hmat: bool,
-    /// The nodes of a machine that has others than these two, in the order of their numbers. Lab only.
+    /// The nodes of a machine that has others than these two, in the order of their numbers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub node: Vec<MachineNode>,
 }

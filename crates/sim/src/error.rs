@@ -1,6 +1,7 @@
 //! Errors of the simulator.
 
 use demeter_policy::engine::Misuse;
+use demeter_scenario::System;
 
 use crate::guest::OutOfMemory;
 use crate::hypervisor::HostFull;
@@ -12,6 +13,12 @@ pub enum SimError {
     /// A part of the scenario that the simulator does not model.
     #[error("the simulator has no model of {0}; use --on lab")]
     NoModelOf(&'static str),
+    /// A system that knows a fast and a slow node, on a machine of other nodes.
+    #[error(
+        "{0} knows machines of one socket with a fast and a slow node only: leave it out; none, oracle, demeter and \
+         demeter-damon run on this one"
+    )]
+    TwoNodes(System),
     /// An unsupported geometry of a processor.
     #[error("the simulated processor: {0}")]
     Unsound(#[from] UnsoundGeometry),

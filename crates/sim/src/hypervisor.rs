@@ -1,20 +1,22 @@
 //! The hypervisor: host memory, second-level tables, exits.
 //!
-//! Host-physical memory holds the second-level tables of all VMs, then the fast tier, then the slow tier.
+//! Host-physical memory holds the second-level tables of all VMs, then the nodes in the order of their numbers: on most
+//! machines the fast tier, then the slow tier.
 
 use demeter_policy::{BLOCK_SIZE, ByteCount, GuestPhysAddr, Tier};
 
-use crate::guest::{Node, Watermarks, reserve};
+use crate::guest::{Node, Watermarks, node_of, node_starts, reserve};
 use crate::machine::actor::Actor;
 use crate::machine::flat::Flat;
 use crate::machine::ledger::Cause;
+use crate::machine::memory::NodeIndex;
 use crate::machine::radix::{HUGE_BITS, PageSize, Radix};
 use crate::machine::segment::Segments;
 
 /// The host's physical memory.
 #[derive(Debug, Clone)]
 pub(crate) struct Hypervisor {
-    nodes: [Node; 2],
+    nodes: Vec<Node>,
     page_bits: u32,
 }
 
@@ -35,14 +37,13 @@ pub(crate) struct Backing {
     pub(crate) is_native: bool,
 }
 
-/// The choice of a tier for a page on first touch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The choice of a node for a page on first touch.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum BackingPolicy {
-    /// Guest-physical memory from this address on is the guest's slow node, backed by the slow tier. The rest is backed
-    /// by the fast tier.
+    /// The host's node with the number of the guest's.
     ByNode {
-        /// Start of the slow node.
-        slow: GuestPhysAddr,
+        /// Start of each of the guest's nodes but the first, in ascending order.
+        starts: Vec<GuestPhysAddr>,
         /// The page size of backing memory.
         pages: PageSize,
     },
@@ -56,31 +57,44 @@ pub(crate) enum BackingPolicy {
 pub(crate) struct HostFull;
 
 impl Hypervisor {
-    /// A host with free memory, of which `tables` bytes hold second-level tables. `watermarks` apply to the fast tier
-    /// if a system tiers in the host. Also returns the address where the slow tier begins.
+    /// A host with free memory in nodes of these sizes. `tables` bytes below them hold second-level tables. `watermarks`
+    /// apply to the first node if a system tiers in the host.
     pub(crate) fn new(
         page_bits: u32,
         tables: ByteCount,
-        fast: ByteCount,
-        slow: ByteCount,
+        nodes: &[ByteCount],
         watermarks: Watermarks,
-    ) -> (Self, u64) {
+    ) -> Self {
         let per_block = 1u32 << (HUGE_BITS - page_bits);
         let frames = |bytes: ByteCount| bytes.0.div_ceil(BLOCK_SIZE) as u32 * per_block;
-        let first = frames(tables);
-        let middle = first + frames(fast);
-        let end = middle + frames(slow);
-        let hypervisor = Self {
-            nodes: [
-                Node::new(first..middle, per_block, watermarks),
-                Node::new(middle..end, per_block, Watermarks::NONE),
-            ],
-            page_bits,
+        let mut end = frames(tables);
+        let mut watermarks = std::iter::once(watermarks);
+        let mut node = |&bytes: &ByteCount| {
+            let start = end;
+            end += frames(bytes);
+            let watermarks = watermarks.next().unwrap_or(Watermarks::NONE);
+            Node::new(start..end, per_block, watermarks)
         };
-        (hypervisor, u64::from(middle) << page_bits)
+        Self {
+            nodes: nodes.iter().map(&mut node).collect(),
+            page_bits,
+        }
     }
 
-    /// The tier of a host frame.
+    /// The address where each node but the first begins. The tables below all nodes lie in the first one with memory.
+    pub(crate) fn node_starts(&self) -> Vec<u64> {
+        let starts = node_starts(&self.nodes).into_iter();
+        starts
+            .map(|frame| u64::from(frame) << self.page_bits)
+            .collect()
+    }
+
+    /// The node of a host frame.
+    pub(crate) fn node_of(&self, frame: u32) -> NodeIndex {
+        node_of(&self.nodes, frame)
+    }
+
+    /// The tier of a host frame on a machine of two nodes.
     pub(crate) fn tier_of(&self, frame: u32) -> Tier {
         if frame >= self.nodes[1].frames().start {
             Tier::Slow
@@ -139,17 +153,18 @@ impl Hypervisor {
         gpa: GuestPhysAddr,
         actor: &mut Actor<'_>,
     ) -> Result<(), HostFull> {
-        let (size, frame) = match backing.policy {
-            BackingPolicy::ByNode { slow, pages } => {
-                let node = &mut self.nodes[usize::from(gpa >= slow)];
+        let (size, frame) = match &backing.policy {
+            BackingPolicy::ByNode { starts, pages } => {
+                let node = starts.iter().filter(|&&start| gpa >= start).count();
+                let node = &mut self.nodes[node];
                 let frame = match pages {
                     PageSize::Base => node.take_page(),
                     _ => node.take_block(),
                 };
-                (pages, frame.ok_or(HostFull)?)
+                (*pages, frame.ok_or(HostFull)?)
             }
             BackingPolicy::First(tier) => {
-                let [first, second] = match tier {
+                let [first, second] = match *tier {
                     Tier::Fast => [0, 1],
                     Tier::Slow => [1, 0],
                 };
@@ -169,7 +184,7 @@ impl Hypervisor {
             .tree
             .map(GuestPhysAddr(gpa.0 & !(bytes - 1)), size, frame);
         actor.charge(Cause::Exit, actor.costs.ept_violation_ps << real);
-        actor.clear(Cause::Exit, self.tier_of(frame), bytes);
+        actor.clear(Cause::Exit, self.node_of(frame), bytes);
         Ok(())
     }
 
@@ -182,7 +197,8 @@ impl Hypervisor {
         });
         for (at, frame, size) in backed {
             backing.tree.unmap(at);
-            let node = &mut self.nodes[self.tier_of(frame) as usize];
+            let NodeIndex(node) = self.node_of(frame);
+            let node = &mut self.nodes[node];
             match size {
                 PageSize::Base => node.give_page(frame),
                 _ => node.give_block(frame),
@@ -245,7 +261,7 @@ impl Hypervisor {
 
     /// All pages of the host's memory.
     pub(crate) fn pages(&self) -> u32 {
-        self.nodes[1].frames().end
+        self.nodes.last().map_or(0, |node| node.frames().end)
     }
 
     /// Migrates the base page at a guest-physical address to a tier; returns whether it moved. The caller must

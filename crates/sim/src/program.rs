@@ -137,6 +137,11 @@ pub trait Program {
     /// Number of threads; at least one, and constant.
     fn threads(&self) -> usize;
 
+    /// The process of a thread, as in [`Region::process`].
+    fn process_of(&self, _thread: usize) -> u32 {
+        0
+    }
+
     /// Fills an empty batch with the next accesses of initialisation (first touch), one for each page of `page_bytes`.
     /// Returns false once there are no more.
     fn populate(&mut self, page_bytes: u64, out: &mut Batch) -> bool;

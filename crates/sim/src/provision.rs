@@ -78,7 +78,7 @@ impl Provisioner {
             return None;
         }
         let count = provision.vms.len().max(1);
-        let [fast, slow] = setup.nodes();
+        let [fast, slow] = setup.sizes_of_tiers();
         let all = |bytes: ByteCount| ByteCount(count as u64 * bytes.0);
         let pool = PerTier {
             fast: all(setup.sizes.host[0]),

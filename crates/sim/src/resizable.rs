@@ -29,29 +29,25 @@ pub(crate) fn check(scenario: &Scenario) -> Result<(), SimError> {
 }
 
 /// Memory sizes of a resizable VM, by tier.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Sizes {
-    /// Sizes of the guest's nodes.
-    pub(crate) nodes: [ByteCount; 2],
+    /// Sizes of the guest's nodes. Only machines of two nodes are resizable.
+    pub(crate) nodes: Vec<ByteCount>,
     /// Fast memory that it owns initially.
     pub(crate) owned_fast: ByteCount,
-    /// Host memory behind the VM.
-    pub(crate) host: [ByteCount; 2],
+    /// Host memory behind the VM, by node.
+    pub(crate) host: Vec<ByteCount>,
 }
 
 impl Sizes {
     /// Sizes of a VM that owns these nodes, with `usable_fast` of the fast node for programs.
-    pub(crate) fn new(
-        scenario: &Scenario,
-        [fast, slow]: [ByteCount; 2],
-        usable_fast: ByteCount,
-    ) -> Self {
+    pub(crate) fn new(scenario: &Scenario, nodes: Vec<ByteCount>, usable_fast: ByteCount) -> Self {
         let plain = Self {
-            nodes: [fast, slow],
-            owned_fast: fast,
-            host: [fast, slow],
+            owned_fast: nodes[0],
+            host: nodes.clone(),
+            nodes,
         };
-        let Some(provision) = &scenario.provision else {
+        let (Some(provision), &[fast, slow]) = (&scenario.provision, &plain.nodes[..]) else {
             return plain;
         };
         let more = provision
@@ -63,23 +59,23 @@ impl Sizes {
             None => plain,
             // Each VM may temporarily own the memory of all.
             Some(_) if count > 0 => Self {
-                nodes: [ByteCount(count * fast.0), slow],
+                nodes: vec![ByteCount(count * fast.0), slow],
                 ..plain
             },
             Some(ProvisionerKind::VirtioBalloon) => {
                 let slow = ByteCount(fast.0 + slow.0 + more);
                 Self {
-                    nodes: [fast, slow],
+                    nodes: vec![fast, slow],
                     owned_fast: ByteCount(fast.0 - usable_fast.0.min(fast.0)),
-                    host: [fast, slow],
+                    host: vec![fast, slow],
                 }
             }
             Some(_) => {
                 let most = ByteCount(fast.0 + more);
                 Self {
-                    nodes: [most, slow],
+                    nodes: vec![most, slow],
                     owned_fast: fast,
-                    host: [most, slow],
+                    host: vec![most, slow],
                 }
             }
         }

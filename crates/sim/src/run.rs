@@ -98,6 +98,7 @@ fn run_looking(
         .collect::<Result<Vec<_>, _>>()
         .map_err(|e| SimError::Workload(e.to_string()))?;
     setup.check_programs(&programs)?;
+    setup.check_system(settings.system)?;
     simulate(scenario, &setup, settings.system, programs, watch, look)
 }
 
@@ -137,6 +138,9 @@ fn simulate<P: Program>(
                 &benefit,
             );
         }
+        for plug in &setup.plugs {
+            world.plug(plug, second)?;
+        }
         if done_ps.is_none()
             && let Some(provisioner) = &mut provisioner
         {
@@ -153,8 +157,14 @@ fn simulate<P: Program>(
     }
     debug_assert!(world.is_conserved(), "time was lost or invented");
     let elapsed_s = world.elapsed_ps().map(|vms| mean_s(&vms));
-    let names = named_vms(scenario).into_iter().map(|(name, _)| name);
-    let workloads = of_each_vm(names.collect(), &moments, &fast_bytes, &unit);
+    // A copy owns no memory.
+    let fast_bytes = if world.vms.len() > 1 {
+        &fast_bytes[..]
+    } else {
+        &[]
+    };
+    let names = names(scenario, world.vms.len());
+    let workloads = of_each_vm(names, &moments, fast_bytes, &unit);
     let timeline = timeline(moments, unit, elapsed_s, scenario.shift_at_s());
     let result = timeline.summarise(&system.to_string());
     Ok(SystemResult {
@@ -199,6 +209,16 @@ fn named_vms(scenario: &Scenario) -> Vec<(String, Scenario)> {
     }
 }
 
+/// The names of what has a figure of its own: the VMs that a scenario names, or the copies of its program.
+fn names(scenario: &Scenario, vms: usize) -> Vec<String> {
+    let copies = scenario.workload.copies();
+    if vms == 1 && copies > 1 {
+        return (0..copies).map(|copy| format!("copy {copy}")).collect();
+    }
+    let vms = named_vms(scenario).into_iter();
+    vms.map(|(name, _)| name).collect()
+}
+
 fn mean_s(times_ps: &[u64]) -> f64 {
     let sum: f64 = times_ps.iter().map(|&ps| ps as f64).sum();
     sum / times_ps.len() as f64 / PS_PER_S as f64
@@ -208,3 +228,5 @@ fn mean_s(times_ps: &[u64]) -> f64 {
 mod shapes;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod topologies;

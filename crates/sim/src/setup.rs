@@ -3,11 +3,13 @@
 use demeter_outcome::Unit;
 use demeter_policy::engine::{Config, Gain};
 
-use demeter_policy::{BLOCK_SIZE, ByteCount, MIB, PerTier, SAMPLE_PERIOD_MAX, VirtRange};
-use demeter_scenario::{Cpu, Curve, Scenario, Settings, Thp, Translation, Workload};
+use demeter_policy::{
+    BLOCK_SIZE, ByLevel, ByteCount, Level, MIB, NodeId, Placer, SAMPLE_PERIOD_MAX, VirtRange,
+};
+use demeter_scenario::{Cpu, MachineNode, Scenario, Settings, System, Thp, Translation, Workload};
 
 use crate::error::SimError;
-use crate::guest::{Guest, GuestConfig, Watermarks};
+use crate::guest::{Guest, GuestConfig, NodeConfig, Watermarks};
 use crate::hypervisor::{Backing, BackingPolicy, Hypervisor};
 use crate::machine::actor::Vcpu;
 use crate::machine::core::Core;
@@ -15,7 +17,7 @@ use crate::machine::cost::PS_PER_NS;
 use crate::machine::cpu::{CpuModel, ICE_LAKE_SP, SANDY_BRIDGE, ZEN_3, emulated_host, emulator};
 use crate::machine::flat::Flat;
 use crate::machine::flush::FlushCounts;
-use crate::machine::memory::Memory;
+use crate::machine::memory::{Memory, NodeIndex, NodeModel};
 use crate::machine::radix::{INDEX_MAX, PageSize, table_bytes, touched_table_bytes};
 use crate::machine::sampler::Sampling;
 use crate::machine::tier::{LINE_BYTES, TierModel};
@@ -25,6 +27,7 @@ use crate::reserve::reserve;
 use crate::resizable::{self, Sizes};
 use crate::system::Split;
 use crate::system::{AgentSettings, Build, Managed, Needs, Tiering};
+use crate::vm::plug::Plug;
 use crate::vm::{Hardware, Host, Machine, Vm};
 use crate::workload::accesses_per_operation;
 use crate::world::World;
@@ -54,9 +57,14 @@ pub(crate) struct WorldSetup {
     workloads: Vec<Workload>,
     /// A base page and an access stand for `2^k` real ones.
     pub(crate) k: u32,
-    pub(crate) tiers: [TierModel; 2],
-    /// Memory of each VM that its program can use, by tier.
-    pub(crate) usable: [ByteCount; 2],
+    /// The nodes: on most machines a fast and a slow one.
+    pub(crate) nodes: Vec<NodeModel>,
+    /// Memory of each VM that its program can use, by node.
+    pub(crate) usable: Vec<ByteCount>,
+    /// The nodes that first touches try, in order, by socket: Linux's zone lists.
+    orders: Vec<Vec<NodeIndex>>,
+    /// The nodes that come or go.
+    pub(crate) plugs: Vec<Plug>,
     pub(crate) huge_pages: bool,
     /// Whether this models the lab's machine, which always runs Debian's kernel.
     is_lab: bool,
@@ -86,16 +94,7 @@ pub(crate) struct WorldSetup {
 impl WorldSetup {
     /// The machine of a scenario.
     pub(crate) fn new(scenario: &Scenario) -> Result<Self, SimError> {
-        if !scenario.machine.node.is_empty() {
-            return Err(SimError::NoModelOf(
-                "other nodes than a fast and a slow one ([[machine.node]])",
-            ));
-        }
-        if !scenario.machine.hmat {
-            return Err(SimError::NoModelOf(
-                "firmware without HMAT (machine.hmat = false)",
-            ));
-        }
+        check_nodes(scenario)?;
         let vms = scenario.vms().into_iter();
         let workloads: Vec<Workload> = vms.map(|(_, vm)| vm.workload).collect();
         if let Some(key) = workloads.iter().find_map(Workload::lab_only) {
@@ -117,7 +116,15 @@ impl WorldSetup {
             Cpu::Lab => (emulator(), dilation),
             Cpu::LabHost => (emulated_host(), dilation),
         };
-        let usable = [&machine.fast, &machine.slow].map(|t| ByteCount(t.usable_mib * MIB));
+        let listed = machine.nodes();
+        let nodes: Vec<NodeModel> = listed
+            .iter()
+            .map(|node| node_model(scenario, node, dilation))
+            .collect();
+        let usable: Vec<ByteCount> = listed
+            .iter()
+            .map(|node| ByteCount(node.usable_mib * MIB))
+            .collect();
         let setup = Self {
             cpu,
             workloads,
@@ -125,8 +132,8 @@ impl WorldSetup {
                 Some(bits) => bits,
                 None => scale_for(scenario)?,
             },
-            tiers: tier_models(scenario, dilation),
-            usable,
+            orders: orders(scenario),
+            plugs: plugs(&listed),
             huge_pages: machine.thp == Thp::Always,
             is_lab: matches!(scenario.sim.cpu, Cpu::Lab | Cpu::LabHost),
             host_pages: match scenario.sim.host_thp {
@@ -137,7 +144,9 @@ impl WorldSetup {
             timed_fill: scenario.sim.timed_fill,
             memtis_unlimited: scenario.sim.memtis_unlimited,
             vcpus: machine.vcpus,
-            sizes: Sizes::new(scenario, nodes(usable), usable[0]),
+            sizes: Sizes::new(scenario, sizes(&nodes, &usable), usable[0]),
+            nodes,
+            usable,
             vms: vms_of(scenario),
             agent: agent_settings(scenario, dilation),
             cores: cores_of(scenario) as usize,
@@ -160,7 +169,7 @@ impl WorldSetup {
 
     fn check(&self) -> Result<(), SimError> {
         self.cpu.check()?;
-        let own = self.usable[0].0 + self.usable[1].0;
+        let own: u64 = self.usable.iter().map(|node| node.0).sum();
         let bytes = u64::from(self.vms) * own;
         // Allow a little extra for tables and watermarks.
         let pages = (bytes + bytes / 16) >> self.page_bits();
@@ -175,8 +184,26 @@ impl WorldSetup {
         Ok(())
     }
 
-    /// Refuses programs whose address range is too wide.
+    /// Refuses systems that know a fast and a slow node on a machine with other nodes.
+    pub(crate) fn check_system(&self, system: System) -> Result<(), SimError> {
+        let knows_nodes = matches!(
+            system,
+            System::None | System::Oracle | System::Demeter | System::DemeterDamon
+        );
+        let is_usual = matches!(&self.nodes[..], [fast, slow] if fast.level < slow.level);
+        match knows_nodes || is_usual && self.orders.len() == 1 {
+            true => Ok(()),
+            false => Err(SimError::TwoNodes(system)),
+        }
+    }
+
+    /// Refuses programs whose address range is too wide, and threads for which their socket has no virtual CPU.
     pub(crate) fn check_programs<P: Program>(&self, programs: &[P]) -> Result<(), SimError> {
+        if programs.iter().any(|program| !self.has_cpus_for(program)) {
+            return Err(SimError::NoModelOf(
+                "more threads on a socket than it has CPUs (machine.vcpus)",
+            ));
+        }
         let span = |program: &P| {
             let regions = program.regions().into_iter();
             let spans = regions.map(|region| region.bytes.0 + self.reserved.0);
@@ -203,20 +230,63 @@ impl WorldSetup {
             .map(|program| (build(&self.managed(&program)), program))
             .collect();
         let needs = vms.first().map_or_else(Needs::default, |(m, _)| m.needs());
-        let Sizes {
-            nodes: [fast, slow],
-            owned_fast,
-            host: [host_fast, host_slow],
-        } = self.sizes;
-        let count = vms.len() as u64;
+        let (hypervisor, memory, host_tables) = self.host_memory(&needs, vms.len() as u64);
         let guest_config = self.guest_config(&needs);
-        let guest_tables = table_bytes(fast.0 + slow.0).next_multiple_of(BLOCK_SIZE);
-        let host_tables = table_bytes(guest_tables + fast.0 + slow.0 + BLOCK_SIZE);
+        let (owned_fast, fast) = (self.sizes.owned_fast, self.sizes.nodes[0]);
+        let sockets = vms
+            .first()
+            .map_or_else(Vec::new, |(_, p)| self.sockets_of_vcpus(p));
+        let vm = |(i, (manager, program)): (usize, (_, P))| {
+            let mut guest = Guest::new(&guest_config);
+            if owned_fast < fast {
+                guest.begin_with(owned_fast);
+            }
+            for plug in self.plugs.iter().filter(|plug| !plug.is_there_at_start()) {
+                guest.hold(plug.node);
+            }
+            let policy = match needs.tiering {
+                Tiering::Hypervisor | Tiering::Hardware => BackingPolicy::First(needs.first_touch),
+                Tiering::Guest => BackingPolicy::ByNode {
+                    starts: guest.node_starts(),
+                    pages: self.host_pages,
+                },
+            };
+            let first_page = (i as u64 * host_tables / 4096) as u32;
+            let backing = Backing::new(self.cpu.levels, self.page_bits(), first_page, policy);
+            let hardware = self.hardware(i as u32, &sockets);
+            let mut vm = Vm::new(hardware, guest, backing, manager, program);
+            vm.share = self.operations;
+            if needs.keeps_hot_set {
+                let changes_s = self.workload(i as u32).hot_changes_s();
+                let changes_s = std::iter::once(0).chain(changes_s);
+                let hot = changes_s.flat_map(|s| vm.program.hot(s * 1_000_000_000));
+                vm.guest.promise(&union(hot.collect()));
+            }
+            vm
+        };
+        let vms = vms.into_iter().enumerate().map(vm).collect();
+        let core = |core: usize| {
+            let socket = sockets.get(core % self.vcpus as usize).copied();
+            self.core(core as u32)
+                .on_socket(socket.unwrap_or(0), &memory)
+        };
+        let cores = (0..self.cores).map(core).collect();
+        let host = Host {
+            machine: Machine { cores, memory },
+            hypervisor,
+        };
+        World::new(host, vms, self.k)
+    }
+
+    /// The host's memory and hypervisor for a number of VMs, and the bytes of each VM's second-level tables.
+    fn host_memory(&self, needs: &Needs, count: u64) -> (Hypervisor, Memory, u64) {
+        let Sizes { nodes, host, .. } = &self.sizes;
+        let own: u64 = nodes.iter().map(|node| node.0).sum();
+        let guest_tables = table_bytes(own).next_multiple_of(BLOCK_SIZE);
+        let host_tables = table_bytes(guest_tables + own + BLOCK_SIZE);
         // Unused table memory of a tiering hypervisor would be a gift to its guest, so tables get exact backing.
         let backed_tables = match (needs.tiering, &self.translation) {
-            (Tiering::Hypervisor, None) => {
-                touched_table_bytes(fast.0 + slow.0, 1 << self.page_bits())
-            }
+            (Tiering::Hypervisor, None) => touched_table_bytes(own, 1 << self.page_bits()),
             _ => guest_tables,
         };
         // Spare pages through which pages move between VMs.
@@ -224,65 +294,53 @@ impl WorldSetup {
             Tiering::Hardware => BLOCK_SIZE,
             Tiering::Guest | Tiering::Hypervisor => 0,
         };
-        let (hypervisor, fast_end) = Hypervisor::new(
+        // The guest's tables lie in the first node with memory.
+        let with_tables = host.iter().position(|node| node.0 > 0);
+        let size = |(node, bytes): (usize, &ByteCount)| {
+            let tables = if Some(node) == with_tables {
+                backed_tables
+            } else {
+                0
+            };
+            ByteCount(count * (tables + bytes.0 + spare))
+        };
+        let host_nodes: Vec<ByteCount> = host.iter().enumerate().map(size).collect();
+        let hypervisor = Hypervisor::new(
             self.page_bits(),
             ByteCount(count * host_tables),
-            ByteCount(count * (backed_tables + host_fast.0 + spare)),
-            ByteCount(count * (host_slow.0 + spare)),
+            &host_nodes,
             needs.watermarks,
         );
-        let fast_end = match self.translation {
+        let starts = match self.translation {
             // Without a hypervisor, the guest's memory is the machine's.
-            Some(translation) if !translation.mode.is_nested() => guest_tables + fast.0,
-            _ => fast_end,
+            Some(translation) if !translation.mode.is_nested() => vec![guest_tables + nodes[0].0],
+            _ => hypervisor.node_starts(),
         };
-        let vm = |(i, (manager, program)): (usize, (_, P))| {
-            let mut guest = Guest::new(&guest_config);
-            if owned_fast < fast {
-                guest.begin_with(owned_fast);
-            }
-            let policy = match needs.tiering {
-                Tiering::Hypervisor | Tiering::Hardware => BackingPolicy::First(needs.first_touch),
-                Tiering::Guest => BackingPolicy::ByNode {
-                    slow: guest.slow_gpa(),
-                    pages: self.host_pages,
-                },
-            };
-            let first_page = (i as u64 * host_tables / 4096) as u32;
-            let backing = Backing::new(self.cpu.levels, self.page_bits(), first_page, policy);
-            let mut vm = Vm::new(self.hardware(i as u32), guest, backing, manager, program);
-            vm.share = self.operations;
-            if needs.keeps_hot_set {
-                let changes_s = self.workload(i as u32).hot_changes_s();
-                let changes_s = std::iter::once(0).chain(changes_s);
-                let hot = changes_s.flat_map(|s| vm.program.hot(s * 1_000_000_000));
-                vm.guest.promise(union(hot.collect()));
-            }
-            vm
-        };
-        let vms = vms.into_iter().enumerate().map(vm).collect();
-        let host = Host {
-            machine: Machine {
-                cores: (0..self.cores as u32).map(|core| self.core(core)).collect(),
-                memory: Memory::new(&self.cpu, self.tiers, fast_end),
-            },
-            hypervisor,
-        };
-        World::new(host, vms, self.k)
+        let memory = Memory::new(&self.cpu, &self.nodes, &starts);
+        (hypervisor, memory, host_tables)
     }
 
     /// The configuration of each VM's guest, under a system with these needs.
     fn guest_config(&self, needs: &Needs) -> GuestConfig {
-        let [fast, slow] = self.sizes.nodes;
+        let sizes = self.sizes.nodes.iter();
+        let nodes = match needs.tiering {
+            Tiering::Guest => {
+                let levels = self.nodes.iter().map(|node| node.level);
+                let nodes = sizes.zip(levels);
+                nodes
+                    .map(|(&bytes, level)| NodeConfig { bytes, level })
+                    .collect()
+            }
+            Tiering::Hypervisor | Tiering::Hardware => {
+                let all = sizes.map(|node| node.0).sum();
+                NodeConfig::of_tiers([ByteCount(all), ByteCount(0)])
+            }
+        };
         GuestConfig {
             levels: self.cpu.levels,
             page_bits: self.page_bits(),
-            nodes: match needs.tiering {
-                Tiering::Guest => [fast, slow],
-                Tiering::Hypervisor | Tiering::Hardware => {
-                    [ByteCount(fast.0 + slow.0), ByteCount(0)]
-                }
-            },
+            nodes,
+            orders: self.orders.clone(),
             huge_pages: self.huge_pages,
             huge_in_slow: needs.huge_in_slow && !self.is_lab,
             interleave: needs.interleave,
@@ -308,9 +366,9 @@ impl WorldSetup {
         if world.vms.first().map(tiering) != Some(Tiering::Hardware) {
             return Ok(());
         }
-        let [fast, slow] = self.nodes();
+        let [fast, slow] = self.sizes_of_tiers();
         if slow > fast {
-            let [fast_mib, slow_mib] = self.usable.map(|bytes| bytes.0 / MIB);
+            let [fast_mib, slow_mib] = [0, 1].map(|node| self.usable[node].0 / MIB);
             return Err(SimError::Pairs { fast_mib, slow_mib });
         }
         let Host {
@@ -330,20 +388,52 @@ impl WorldSetup {
     /// The manager's view of a program's memory.
     fn managed<P: Program>(&self, program: &P) -> Managed<'_> {
         let bytes = program.regions().iter().map(|r| r.bytes.0).sum();
+        let tiers = [0, 1].map(|node| self.nodes[node].from[0]);
         Managed {
             footprint: ByteCount(bytes),
             threads: program.threads() as u64,
-            load_ps: self.tiers[0].latency_ps.min(self.tiers[1].latency_ps),
-            tiers: self.tiers,
-            agent: self.agent,
+            load_ps: tiers[0].latency_ps.min(tiers[1].latency_ps),
+            tiers,
+            agent: &self.agent,
             memtis_unlimited: self.memtis_unlimited,
             settings: self.settings.as_ref(),
         }
     }
 
-    /// Sizes of a VM's nodes: the program's memory plus the watermark of allocations.
-    pub(crate) fn nodes(&self) -> [ByteCount; 2] {
-        nodes(self.usable)
+    /// Sizes of a VM's fast and slow node: the program's memory plus the watermark of allocations.
+    pub(crate) fn sizes_of_tiers(&self) -> [ByteCount; 2] {
+        let sizes = sizes(&self.nodes, &self.usable);
+        [sizes[0], sizes[1]]
+    }
+
+    /// The socket of a thread. The processes of a program run on the sockets in turn.
+    fn socket_of<P: Program>(&self, program: &P, thread: usize) -> usize {
+        program.process_of(thread) as usize % self.orders.len()
+    }
+
+    /// The socket of each virtual CPU. Threads stay on theirs, so these are on the sockets of their threads; the others
+    /// fill the sockets up.
+    fn sockets_of_vcpus<P: Program>(&self, program: &P) -> Vec<usize> {
+        let (vcpus, sockets) = (self.vcpus as usize, self.orders.len());
+        let busy = vcpus.min(program.threads());
+        let mut of = Vec::with_capacity(vcpus);
+        of.extend((0..busy).map(|thread| self.socket_of(program, thread)));
+        while of.len() < vcpus {
+            let count = |socket: &usize| of.iter().filter(|&other| other == socket).count();
+            let emptiest = (0..sockets).min_by_key(count);
+            of.push(emptiest.unwrap_or(0));
+        }
+        of
+    }
+
+    /// Whether each socket has a virtual CPU for each of its threads.
+    fn has_cpus_for<P: Program>(&self, program: &P) -> bool {
+        let (vcpus, sockets) = (self.vcpus as usize, self.orders.len());
+        let of = self.sockets_of_vcpus(program);
+        let count = |socket| of.iter().filter(|&&other| other == socket).count();
+        let mut threads = 0..program.threads();
+        threads.all(|thread| of[thread % vcpus] == self.socket_of(program, thread))
+            && (0..sockets).all(|socket| count(socket) * sockets == vcpus)
     }
 
     /// The workload of a VM.
@@ -357,10 +447,11 @@ impl WorldSetup {
         Core::new(&self.cpu, self.page_bits()).overlapping(in_flight)
     }
 
-    fn hardware(&self, vm: u32) -> Hardware {
+    fn hardware(&self, vm: u32, sockets: &[usize]) -> Hardware {
         let vcpus = self.vcpus as usize;
+        let vcpu = |&socket: &usize| Vcpu::new(socket, self.k);
         Hardware {
-            vcpus: vec![Vcpu::new(self.k); vcpus],
+            vcpus: sockets.iter().map(vcpu).collect(),
             placed: (0..vcpus)
                 .map(|vcpu| (vm as usize * vcpus + vcpu) % self.cores)
                 .collect(),
@@ -372,43 +463,112 @@ impl WorldSetup {
     }
 }
 
-/// The models of both tiers, under a clock that runs slower by `dilation`.
-fn tier_models(scenario: &Scenario, dilation: u64) -> [TierModel; 2] {
+/// Refuses machines of nodes that are not modelled.
+fn check_nodes(scenario: &Scenario) -> Result<(), SimError> {
     let machine = &scenario.machine;
+    let refused = if machine.node.is_empty() {
+        return Ok(());
+    } else if vms_of(scenario) > 1 || scenario.sim.cores.is_some() {
+        "several VMs or shared cores on a machine of nodes ([[machine.node]])"
+    } else if scenario.sim.translation.is_some() {
+        "reserved memory (sim.translation) on a machine of nodes ([[machine.node]])"
+    } else {
+        return Ok(());
+    };
+    Err(SimError::NoModelOf(refused))
+}
+
+/// The model of a node, under a clock that runs slower by `dilation`. The keys `fast_*` of `[sim]` hold for the first
+/// tier, and `slow_*` for all others.
+fn node_model(scenario: &Scenario, node: &MachineNode, dilation: u64) -> NodeModel {
+    let sim = &scenario.sim;
+    let level = level_of(node);
     let gbps = 1_000_000_000 / dilation;
-    let tier = |tier: &demeter_scenario::Tier,
-                write_gbps: Option<u64>,
-                granule: u64,
-                curve: Curve,
-                others: u64| TierModel {
-        latency_ps: tier.latency_ns * dilation * PS_PER_NS,
-        read_bytes_per_s: tier.bandwidth_gbps * gbps,
-        write_bytes_per_s: write_gbps.unwrap_or(tier.bandwidth_gbps) * gbps,
+    let (write_gbps, granule, curve, others) = match level {
+        Level::First => (None, LINE_BYTES, sim.fast_curve, sim.fast_others_gbps),
+        _ => (
+            sim.slow_write_gbps,
+            sim.slow_granule_bytes,
+            sim.slow_curve,
+            sim.slow_others_gbps,
+        ),
+    };
+    let figures = node.latency_ns.iter().zip(&node.bandwidth_gbps);
+    let from = |(latency_ns, bandwidth_gbps): (&u64, &u64)| TierModel {
+        latency_ps: latency_ns * dilation * PS_PER_NS,
+        read_bytes_per_s: bandwidth_gbps * gbps,
+        write_bytes_per_s: write_gbps.unwrap_or(*bandwidth_gbps) * gbps,
         granule_lines: granule / LINE_BYTES,
         curve,
         others_bytes_per_s: others * gbps,
     };
-    [
-        tier(
-            &machine.fast,
-            None,
-            LINE_BYTES,
-            scenario.sim.fast_curve,
-            scenario.sim.fast_others_gbps,
-        ),
-        tier(
-            &machine.slow,
-            scenario.sim.slow_write_gbps,
-            scenario.sim.slow_granule_bytes,
-            scenario.sim.slow_curve,
-            scenario.sim.slow_others_gbps,
-        ),
-    ]
+    NodeModel {
+        level,
+        from: figures.map(from).collect(),
+    }
 }
 
-/// Sizes of nodes that leave these sizes to programs.
-fn nodes([fast, slow]: [ByteCount; 2]) -> [ByteCount; 2] {
-    [Watermarks::LINUX.around(fast), slow].map(|n| ByteCount(n.0.next_multiple_of(BLOCK_SIZE)))
+/// The tier of a node; a scenario's check allows no others.
+fn level_of(node: &MachineNode) -> Level {
+    Level::new(node.tier.saturating_sub(1) as usize).unwrap_or(Level::Fourth)
+}
+
+/// Sizes of nodes that leave these sizes to programs. The slowest tier has no watermarks.
+fn sizes(nodes: &[NodeModel], usable: &[ByteCount]) -> Vec<ByteCount> {
+    let slowest = nodes.iter().map(|node| node.level).max();
+    let size = |(node, &usable): (&NodeModel, &ByteCount)| {
+        let size = match Some(node.level) == slowest {
+            true => usable,
+            false => Watermarks::LINUX.around(usable),
+        };
+        ByteCount(size.0.next_multiple_of(BLOCK_SIZE))
+    };
+    nodes.iter().zip(usable).map(size).collect()
+}
+
+/// The nodes with memory by their distance from each socket, as in Linux's zone lists.
+fn orders(scenario: &Scenario) -> Vec<Vec<NodeIndex>> {
+    let machine = &scenario.machine;
+    let (nodes, distances) = (machine.nodes(), machine.distances());
+    let order = |socket: u32| {
+        let with_memory = (0..nodes.len()).filter(|&node| nodes[node].usable_mib > 0);
+        let mut order: Vec<NodeIndex> = with_memory.map(NodeIndex).collect();
+        order.sort_by_key(|node| distances[socket as usize][node.0]);
+        order
+    };
+    (0..machine.sockets()).map(order).collect()
+}
+
+/// The nodes that come or go.
+fn plugs(nodes: &[MachineNode]) -> Vec<Plug> {
+    let plugged = nodes
+        .iter()
+        .enumerate()
+        .filter(|(_, node)| node.is_plugged());
+    let plug = |(node, listed): (usize, &MachineNode)| Plug {
+        node: NodeIndex(node),
+        comes_at_s: listed.comes_at_s,
+        goes_at_s: listed.goes_at_s,
+    };
+    plugged.map(plug).collect()
+}
+
+fn placer(scenario: &Scenario) -> Placer {
+    let machine = &scenario.machine;
+    let nodes = machine.nodes();
+    let numbered = || (0..).map(NodeId).zip(&nodes);
+    let tier = |level: Level| -> Vec<NodeId> {
+        let of_tier = numbered().filter(|(_, node)| level_of(node) == level && node.usable_mib > 0);
+        of_tier.map(|(id, _)| id).collect()
+    };
+    let row = |(from, row): (u32, Vec<u64>)| {
+        let to = (0..).map(NodeId).zip(row);
+        // A distance is at most 254.
+        to.map(move |(to, distance)| ((NodeId(from), to), distance as u32))
+            .collect::<Vec<_>>()
+    };
+    let distances = (0..).zip(machine.distances()).flat_map(row);
+    Placer::new(Level::ALL.map(tier).into(), distances.collect())
 }
 
 /// The union of ranges, as sorted disjoint ranges.
@@ -462,18 +622,13 @@ fn scale_for(scenario: &Scenario) -> Result<u32, SimError> {
 /// as in the lab.
 fn agent_settings(scenario: &Scenario, dilation: u64) -> AgentSettings {
     let (tuning, machine) = (&scenario.agent, &scenario.machine);
-    let latency_ns = |tier: &demeter_scenario::Tier| {
-        u32::try_from(tier.latency_ns * dilation).unwrap_or(u32::MAX)
-    };
-    let latency_ns = PerTier {
-        fast: latency_ns(&machine.fast),
-        slow: latency_ns(&machine.slow),
-    };
-    let period = tuning.loads_per_sample(latency_ns.slow.max(latency_ns.fast));
+    let latency_ns = ByLevel::from_fn(|level| latency_ns(machine, level, dilation));
+    let slowest_ns = latency_ns.0.into_iter().max();
+    let period = tuning.loads_per_sample(slowest_ns.unwrap_or(0));
     let gain = Gain {
         loads_per_sample: Some(period),
         waits: 1.0,
-        latency_ns: latency_ns.into(),
+        latency_ns,
         cpus: machine.vcpus,
     };
     let sampling = |period: u32| Sampling {
@@ -486,9 +641,29 @@ fn agent_settings(scenario: &Scenario, dilation: u64) -> AgentSettings {
         sampling: sampling(period),
         paper_sampling: sampling(tuning.sample_period.unwrap_or(SAMPLE_PERIOD_MAX)),
         epoch_ps: tuning.epoch_ms * 1_000_000_000,
-        engine: Config::new(tuning, ByteCount(0)),
+        placer: placer(scenario),
+        engine: Config {
+            slowest: machine
+                .nodes()
+                .iter()
+                .map(level_of)
+                .max()
+                .unwrap_or_default(),
+            ..Config::new(tuning, ByteCount(0))
+        },
         vcpus: scenario.machine.vcpus,
     }
+}
+
+/// A tier's latency as an agent measures it: the mean of its nodes, each from its own socket; 0 without nodes.
+fn latency_ns(machine: &demeter_scenario::Machine, level: Level, dilation: u64) -> u32 {
+    let nodes = machine.nodes().into_iter();
+    let of_tier = nodes.filter(|node| level_of(node) == level && node.usable_mib > 0);
+    let ns: Vec<u64> = of_tier
+        .map(|node| node.latency_from_ns(node.socket) * dilation)
+        .collect();
+    let mean = ns.iter().sum::<u64>().checked_div(ns.len() as u64);
+    u32::try_from(mean.unwrap_or(0)).unwrap_or(u32::MAX)
 }
 
 /// The unit of a workload's speed.

@@ -80,7 +80,7 @@ impl Testbed {
             sampler,
             guest,
             host,
-            memory: Memory::new(&ICE_LAKE_SP, [tier(80), tier(250)], middle),
+            memory: Memory::of_tiers(&ICE_LAKE_SP, [tier(80), tier(250)], middle),
             pages,
         }
     }

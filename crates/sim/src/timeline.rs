@@ -13,7 +13,7 @@ use crate::world::World;
 impl<P: Program> World<P> {
     /// The state of all VMs `at_ps` after the start of the timed phase. Virtual CPUs without a thread must have
     /// advanced to that time. The time of operations is that of all threads; finished programs count until their end.
-    /// The first `work` entry covers all VMs, the others one VM each.
+    /// The first `work` entry covers all VMs, the others one VM each, or one process each of the only VM.
     pub(crate) fn moment(&mut self, at_ps: u64, unit: &Unit) -> Moment {
         self.wait_until(at_ps);
         let flushes = self.vms.iter().fold(FlushCounts::default(), |mut sum, vm| {
@@ -52,11 +52,18 @@ impl<P: Program> World<P> {
             done: ops as f64,
             time_ps: time_ps(thread_time_ps),
         };
-        let vms = self.vms.iter().map(|vm| Work {
-            done: vm.ops as f64,
+        let work_of = |vm: &Vm<P>, ops: u64| Work {
+            done: ops as f64,
             time_ps: time_ps(vm.thread_time_ps(at_ps)),
-        });
-        let work = std::iter::once(all).chain(vms).collect();
+        };
+        let parts: Vec<Work> = match &self.vms[..] {
+            [vm] => {
+                let processes = vm.ops_by_process.iter();
+                processes.map(|&ops| work_of(vm, ops)).collect()
+            }
+            vms => vms.iter().map(|vm| work_of(vm, vm.ops)).collect(),
+        };
+        let work = std::iter::once(all).chain(parts).collect();
         let [promoted_bytes, demoted_bytes] =
             [0, 1].map(|way| Some(self.vms.iter().map(|vm| vm.moved_bytes()[way]).sum()));
         Moment {
@@ -113,7 +120,7 @@ fn working_set<P>(vm: &Vm<P>) -> u64 {
     vm.manager.working_set().map_or(0, |bytes| bytes.0)
 }
 
-/// Results of each of these VMs, in order; empty for fewer than two names. `fast_bytes`: fast memory that each VM
+/// Results of each of these VMs or processes, in order; empty for fewer than two names. `fast_bytes`: fast memory that each VM
 /// owned, from the second moment on.
 pub(crate) fn of_each_vm(
     names: Vec<String>,

@@ -12,6 +12,7 @@
 mod events;
 #[cfg(test)]
 mod isolation;
+pub(crate) mod plug;
 mod slice;
 mod stats;
 
@@ -85,6 +86,8 @@ pub(crate) struct Vm<P> {
     pub(crate) program: P,
     /// Operations completed by the program.
     pub(crate) ops: u64,
+    /// The same by process.
+    pub(crate) ops_by_process: Vec<u64>,
     /// Number of operations to run; none for an endless run.
     pub(crate) share: Option<u64>,
     /// Time at which the last operation completed.
@@ -130,6 +133,8 @@ impl<P: Program> Vm<P> {
         let bases = guest.map(&program.regions());
         program.place(&bases);
         let vcpus = hardware.vcpus.len();
+        let of_threads = (0..program.threads()).map(|thread| program.process_of(thread));
+        let processes = 1 + of_threads.max().unwrap_or(0) as usize;
         let due = Due {
             tick_ps: TICK_PERIOD_PS,
             switch_ps: SWITCH_PS,
@@ -146,6 +151,7 @@ impl<P: Program> Vm<P> {
             guest,
             backing,
             manager,
+            ops_by_process: vec![0; processes],
             program,
             ops: 0,
             share: None,

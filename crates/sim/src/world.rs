@@ -6,6 +6,7 @@ use crate::error::SimError;
 use crate::latency::Latencies;
 use crate::machine::ledger::Cause;
 use crate::program::Program;
+use crate::vm::plug::Plug;
 use crate::vm::{Host, Vm};
 
 /// Interval over which a tier's used bandwidth is averaged. It grows with the scale up to a limit, as accesses become
@@ -46,9 +47,7 @@ impl<P: Program> World<P> {
         }
         self.start_ps = self.vms.iter().map(Vm::latest_ps).max().unwrap_or(0);
         self.window_end_ps = self.start_ps + window_ps(self.k);
-        for tier in &mut self.host.machine.memory.tiers {
-            tier.rest();
-        }
+        self.host.machine.memory.rest();
         for vm in &mut self.vms {
             vm.start(self.start_ps, timed_fill);
         }
@@ -73,13 +72,18 @@ impl<P: Program> World<P> {
         }
     }
 
+    /// Brings memory of a node online or takes it offline, if that is due in this second of the timed phase.
+    pub(crate) fn plug(&mut self, plug: &Plug, second: u64) -> Result<(), SimError> {
+        let mut vms = self.vms.iter_mut();
+        vms.try_for_each(|vm| vm.plug(plug, second, &mut self.host))
+    }
+
     /// Ends all windows that are over at `now_ps`. Their traffic is spread evenly over them.
     fn end_windows(&mut self, now_ps: u64) {
         let window_ps = window_ps(self.k);
         let more = (now_ps - self.window_end_ps) / window_ps + 1;
-        for tier in &mut self.host.machine.memory.tiers {
-            tier.end_window(more * window_ps, self.k);
-        }
+        let memory = &mut self.host.machine.memory;
+        memory.end_window(more * window_ps, self.k);
         self.window_end_ps += more * window_ps;
     }
 

@@ -56,7 +56,7 @@ pub struct Gups {
     #[serde(default)]
     pub compute_ns: u64,
     /// Copies of the program side by side, each with memory of its own and a figure of its own. On a machine of several
-    /// sockets copy 0 runs on socket 0, and so on. Lab only.
+    /// sockets copy 0 runs on socket 0, and so on.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub copies: u32,
     /// Nodes that the array is bound to (`mbind` with `MPOL_BIND`), of copy 0. Lab only.
@@ -136,7 +136,6 @@ impl Parameters for Gups {
 
     fn lab_only(&self) -> Option<&'static str> {
         match self {
-            Self { copies: 2.., .. } => Some("workload.copies above 1"),
             Self { shared_by: 2.., .. } => Some("workload.shared_by above 1"),
             Self {
                 reserve_mib: 1.., ..

@@ -8,15 +8,18 @@
 //! # Properties
 //! - Every page stays mapped exactly once; balloon memory is neither free nor mapped.
 
-use demeter_policy::{BLOCK_SIZE, ByteCount, GuestPhysAddr, GuestVirtAddr, Tier};
+use demeter_policy::{BLOCK_SIZE, ByteCount, GuestPhysAddr, GuestVirtAddr, Level, Tier};
 
 use super::Guest;
 use crate::machine::actor::Actor;
 
 impl Guest {
-    /// Fast memory outside the balloon.
+    /// Memory of the fastest tier outside the balloon.
     pub(crate) fn owned_fast(&self) -> ByteCount {
-        ByteCount(u64::from(self.nodes[0].managed()) << self.page_bits)
+        let nodes = self.nodes.iter().zip(&self.levels);
+        let fast = nodes.filter(|(_, level)| **level == Level::First);
+        let frames: u64 = fast.map(|(node, _)| u64::from(node.managed())).sum();
+        ByteCount(frames << self.page_bits)
     }
 
     /// Fast memory in use.

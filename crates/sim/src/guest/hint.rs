@@ -101,7 +101,7 @@ impl Guest {
         let used = self.frames.used(frame)?;
         let then_ms = *self.frames.word(frame);
         Some(Hint {
-            node: self.node_of(frame),
+            node: self.tier_of(frame),
             since_ms: ((actor.now_ps() / PS_PER_MS) as u32).saturating_sub(then_ms),
             active: used.seen.is_active(),
             pages: 1 << real,

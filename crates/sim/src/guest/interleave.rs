@@ -56,7 +56,7 @@ impl Guest {
             PageSize::Base => 1,
             _ => (BLOCK_SIZE >> self.page_bits) as u32,
         };
-        if node == Tier::Fast && !self.fast_has(frames, false) {
+        if !self.has(node.into(), frames, None) {
             return None;
         }
         let node = &mut self.nodes[node as usize];

@@ -9,7 +9,7 @@
 //! - Mapped memory stays mapped, and no frame is used twice.
 //! - A pass scans at most `pages_to_scan` pages.
 
-use demeter_policy::{BLOCK_SIZE, Block, PAGE_SIZE, Tier};
+use demeter_policy::{BLOCK_SIZE, Block, PAGE_SIZE};
 
 use super::Guest;
 use super::migrate::whole;
@@ -93,7 +93,7 @@ impl Guest {
         }
         let to = self.node_of_most(&old);
         let per_block = (BLOCK_SIZE >> self.page_bits) as u32;
-        if to == Tier::Fast && !self.fast_has(per_block, false) {
+        if !self.has(to, per_block, None) {
             return Found::NoMemory;
         }
         match self.make_huge(block, &old, to, Cause::Kernel, actor) {

@@ -103,6 +103,11 @@ impl Mappings {
         })
     }
 
+    /// The number of a process, from 0.
+    pub(super) fn number(pid: Pid) -> u32 {
+        pid.0 - FIRST_PID
+    }
+
     /// The process of an address: the last one that starts at or below it.
     pub(super) fn pid_of(&self, gva: GuestVirtAddr) -> Pid {
         let after = self.limits.partition_point(|limit| limit.start() <= gva);

@@ -1,12 +1,15 @@
 //! Page migration between nodes.
 
+use std::cmp::Ordering;
 use std::ops::Range;
 
-use demeter_policy::{BLOCK_SIZE, Block, GuestVirtAddr, Tier};
+use demeter_policy::engine::Direction;
+use demeter_policy::{BLOCK_SIZE, Block, GuestVirtAddr, Level, Tier};
 
-use super::Guest;
+use super::{Guest, node_of};
 use crate::machine::actor::Actor;
 use crate::machine::ledger::Cause;
+use crate::machine::memory::NodeIndex;
 use crate::machine::radix::PageSize;
 
 impl Guest {
@@ -15,7 +18,7 @@ impl Guest {
     pub(crate) fn migrate(
         &mut self,
         gva: GuestVirtAddr,
-        to: Tier,
+        to: impl Into<NodeIndex>,
         flush: bool,
         actor: &mut Actor<'_>,
     ) -> bool {
@@ -36,14 +39,14 @@ impl Guest {
     pub(super) fn migrate_one_of_many(
         &mut self,
         gva: GuestVirtAddr,
-        to: Tier,
+        to: impl Into<NodeIndex>,
         flush: bool,
         actor: &mut Actor<'_>,
     ) -> bool {
         let Some((entry, size)) = self.tables.find(gva) else {
             return false;
         };
-        let (old, from) = (entry.index(), self.node_of(entry.index()));
+        let (old, from, to) = (entry.index(), self.node_of(entry.index()), to.into());
         if from == to {
             return false;
         }
@@ -54,12 +57,8 @@ impl Guest {
         if self.return_to_shadow(gva, old, flush, actor) {
             return true;
         }
-        let taken = match (size, to) {
-            (PageSize::Base, Tier::Slow) => self.slow_page(),
-            (PageSize::Base, Tier::Fast) => self.nodes[0].take_page(),
-            _ => self.nodes[to as usize].take_block(),
-        };
-        let Some(new) = taken else {
+        let new = self.take(to, size);
+        let Some(new) = new.or_else(|| self.compacted(to, size, actor)) else {
             return false;
         };
         let start = self.page_start(gva, size);
@@ -68,7 +67,7 @@ impl Guest {
         }
         self.frames.transfer(old, new);
         self.written.push((new, size));
-        let node = &mut self.nodes[from as usize];
+        let node = &mut self.nodes[from.0];
         match size {
             PageSize::Base => node.give_page(old),
             _ => node.give_block(old),
@@ -84,13 +83,42 @@ impl Guest {
             PageSize::Base => actor.flush_page(start),
             _ => actor.flush_huge(start),
         }
-        self.count_move(to, bytes);
+        self.count_move(from, to, bytes);
         true
+    }
+
+    /// A block of a node whose free memory is in pieces: the kernel compacts the node for the target of a huge page. On
+    /// machines of a fast and a slow node, which first touch fills with whole blocks, it does not.
+    fn compacted(&mut self, node: NodeIndex, size: PageSize, actor: &mut Actor<'_>) -> Option<u32> {
+        if size == PageSize::Base || self.nodes.len() <= 2 {
+            return None;
+        }
+        let (first, free) = self.nodes[node.0].take_emptiest()?;
+        let block = first..first + (BLOCK_SIZE >> self.page_bits) as u32;
+        for old in block.filter(|frame| !free.contains(frame)) {
+            // As many frames are free elsewhere as this block has in use.
+            let (used, new) = (self.frames.used(old)?, self.nodes[node.0].take_page()?);
+            let gva = GuestVirtAddr(u64::from(used.page) << self.page_bits);
+            if let Some((entry, _)) = self.tables.find_mut(gva) {
+                entry.set_index(new);
+            }
+            self.frames.transfer(old, new);
+            self.written.push((new, PageSize::Base));
+            actor.charge_page(Cause::Migrate, actor.costs.migrate_page_ps);
+            actor.copy(Cause::Migrate, node, node, 1 << self.page_bits);
+            actor.flush_page(gva);
+        }
+        Some(first)
     }
 
     /// Migrates all pages of a block to a node, as far as memory is free; returns the bytes moved. Translations are
     /// flushed once for all pages.
-    pub(crate) fn migrate_block(&mut self, block: Block, to: Tier, actor: &mut Actor<'_>) -> u64 {
+    pub(crate) fn migrate_block(
+        &mut self,
+        block: Block,
+        to: impl Into<NodeIndex>,
+        actor: &mut Actor<'_>,
+    ) -> u64 {
         let pages = self.pages_of(block);
         self.migrate_pages(&pages, to, actor)
     }
@@ -100,9 +128,10 @@ impl Guest {
     pub(crate) fn migrate_pages(
         &mut self,
         pages: &[GuestVirtAddr],
-        to: Tier,
+        to: impl Into<NodeIndex>,
         actor: &mut Actor<'_>,
     ) -> u64 {
+        let to = to.into();
         let (mut moved, mut bytes) = (vec![], 0);
         for &at in pages {
             let Some((_, size)) = self.tables.find(at) else {
@@ -143,21 +172,48 @@ impl Guest {
         actor.flush_batch(&moved);
     }
 
-    /// Migrates a block page by page, with one flush for each page.
-    pub(crate) fn migrate_block_singly(
+    /// Migrates pages one by one, with one flush for each.
+    pub(crate) fn migrate_singly(
         &mut self,
-        block: Block,
-        to: Tier,
+        pages: &[GuestVirtAddr],
+        to: impl Into<NodeIndex>,
         actor: &mut Actor<'_>,
-    ) -> u64 {
-        let before = self.counts;
-        let pages = self.pages_of(block);
-        for at in pages {
+    ) {
+        let to = to.into();
+        for &at in pages {
             self.migrate_one_of_many(at, to, true, actor);
         }
-        self.counts.promoted_bytes + self.counts.demoted_bytes
-            - before.promoted_bytes
-            - before.demoted_bytes
+    }
+
+    /// The pages of a block that a move over the boundary below a tier concerns. A promotion concerns those in slower
+    /// tiers, a demotion those in this tier.
+    pub(crate) fn pages_across(
+        &mut self,
+        block: Block,
+        level: Level,
+        direction: Direction,
+    ) -> Vec<GuestVirtAddr> {
+        let mut pages = vec![];
+        let (nodes, levels) = (&self.nodes, &self.levels);
+        self.tables.for_each(whole(block), |at, entry, _| {
+            let of_page = levels[node_of(nodes, entry.index()).0];
+            let moves = match direction {
+                Direction::Promotion => of_page > level,
+                Direction::Demotion => of_page == level,
+            };
+            pages.extend(moves.then_some(at));
+        });
+        pages
+    }
+
+    /// The node of a tier that holds most of a block, if any does.
+    pub(crate) fn main_node(&mut self, block: Block, level: Level) -> Option<NodeIndex> {
+        let mut frames = vec![];
+        self.tables.for_each(whole(block), |_, entry, _| {
+            frames.push(entry.index());
+        });
+        frames.retain(|&frame| self.level_of(self.node_of(frame)) == level);
+        (!frames.is_empty()).then(|| self.node_of_most(&frames))
     }
 
     /// Collapses a block's small pages into a huge page on the node that holds most of them; returns whether it did.
@@ -174,13 +230,16 @@ impl Guest {
             && self.make_huge(block, &old, to, Cause::Migrate, actor)
     }
 
-    /// The node that holds most of these frames.
-    pub(super) fn node_of_most(&self, frames: &[u32]) -> Tier {
-        let in_slow = frames.iter().filter(|&&f| self.node_of(f) == Tier::Slow);
-        match in_slow.count() * 2 >= frames.len() {
-            true => Tier::Slow,
-            false => Tier::Fast,
+    /// The node that holds most of these frames; if equal, that of the slower tier.
+    pub(super) fn node_of_most(&self, frames: &[u32]) -> NodeIndex {
+        let mut counts = vec![0; self.nodes.len()];
+        for &frame in frames {
+            counts[self.node_of(frame).0] += 1;
         }
+        let most = self
+            .all_nodes()
+            .max_by_key(|&node| (counts[node.0], self.level_of(node)));
+        most.unwrap_or(Tier::Slow.into())
     }
 
     /// Replaces a block's small pages (frames `old`) by a huge page on a node. Returns false if the node has no free
@@ -189,12 +248,12 @@ impl Guest {
         &mut self,
         block: Block,
         old: &[u32],
-        to: Tier,
+        to: NodeIndex,
         cause: Cause,
         actor: &mut Actor<'_>,
     ) -> bool {
         let start = block.start();
-        let Some(new) = self.nodes[to as usize].take_block() else {
+        let Some(new) = self.nodes[to.0].take_block() else {
             return false;
         };
         self.tables.map(start, PageSize::Huge, new);
@@ -205,12 +264,10 @@ impl Guest {
         for &frame in old {
             let from = self.node_of(frame);
             self.frames.free(frame);
-            self.nodes[from as usize].give_page(frame);
+            self.nodes[from.0].give_page(frame);
             actor.charge_page(cause, actor.costs.collapse_page_ps);
             actor.copy(cause, from, to, page_bytes);
-            if from != to {
-                self.count_move(to, page_bytes);
-            }
+            self.count_move(from, to, page_bytes);
         }
         let missing = BLOCK_SIZE - ((old.len() as u64) << self.page_bits);
         if missing > 0 {
@@ -228,10 +285,18 @@ impl Guest {
         pages
     }
 
-    pub(super) fn count_move(&mut self, to: Tier, bytes: u64) {
-        match to {
-            Tier::Fast => self.counts.promoted_bytes += bytes,
-            Tier::Slow => self.counts.demoted_bytes += bytes,
+    /// Counts bytes that have moved to a faster or a slower tier.
+    pub(super) fn count_move(
+        &mut self,
+        from: impl Into<NodeIndex>,
+        to: impl Into<NodeIndex>,
+        bytes: u64,
+    ) {
+        let [from, to] = [from.into(), to.into()].map(|node| self.level_of(node));
+        match to.cmp(&from) {
+            Ordering::Less => self.counts.promoted_bytes += bytes,
+            Ordering::Greater => self.counts.demoted_bytes += bytes,
+            Ordering::Equal => {}
         }
     }
 }

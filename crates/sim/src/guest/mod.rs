@@ -1,7 +1,9 @@
 //! A guest's kernel: address space, page tables, nodes, faults, migration, hint faults and reclaim.
 //!
-//! Guest-physical memory holds the page tables, then the fast node, then the slow node. If the hypervisor tiers memory,
-//! the guest has one node.
+//! Guest-physical memory holds the page tables, then the nodes in the order of their numbers: on most machines a fast one
+//! and a slow one. If the hypervisor tiers memory, the guest has one node.
+//!
+//! Each process runs on one socket. Its first touches take the nearest node with room above its watermark, then any.
 
 mod balloon;
 mod frames;
@@ -11,6 +13,7 @@ mod khugepaged;
 mod mappings;
 mod migrate;
 mod node;
+mod plug;
 mod reclaim;
 mod shadow;
 
@@ -18,11 +21,13 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use demeter_policy::{
-    BLOCK_SIZE, Block, ByteCount, GuestPhysAddr, GuestVirtAddr, PAGE_SIZE, Pid, Tier, VirtRange,
+    BLOCK_SIZE, Block, ByteCount, GuestPhysAddr, GuestVirtAddr, Level, PAGE_SIZE, Pid, Spread,
+    Tier, VirtRange,
 };
 
 use crate::machine::actor::Actor;
 use crate::machine::ledger::Cause;
+use crate::machine::memory::NodeIndex;
 use crate::machine::radix::{HUGE_BITS, PageSize, Radix, table_bytes};
 use crate::program::Region;
 use crate::reclaim::Lists;
@@ -30,7 +35,7 @@ use frames::Frames;
 use interleave::Interleave;
 use khugepaged::Khugepaged;
 use mappings::Mappings;
-pub(crate) use node::{Node, Watermarks, reserve};
+pub(crate) use node::{Node, Watermarks, node_of, node_starts, reserve};
 
 /// Memory layout and allocation policy of a guest.
 #[derive(Debug, Clone)]
@@ -39,20 +44,39 @@ pub(crate) struct GuestConfig {
     pub(crate) levels: u32,
     /// log2 of a page's bytes.
     pub(crate) page_bits: u32,
-    /// Sizes of the nodes; the slow one may be empty.
-    pub(crate) nodes: [ByteCount; 2],
+    /// The nodes, by number.
+    pub(crate) nodes: Vec<NodeConfig>,
+    /// The nodes that first touches try, in order, by the socket of their process.
+    pub(crate) orders: Vec<Vec<NodeIndex>>,
     /// Whether faults allocate huge pages, and khugepaged collapses small ones.
     pub(crate) huge_pages: bool,
     /// Whether a fault falls back to huge pages of the slow node.
     pub(crate) huge_in_slow: bool,
     /// Pages that go to the fast node and to the slow one in turn, where fresh memory is interleaved.
     pub(crate) interleave: Option<[u32; 2]>,
-    /// Watermarks of the fast node.
+    /// Watermarks of all nodes but those of the slowest tier.
     pub(crate) watermarks: Watermarks,
     /// The page lists that reclaim uses.
     pub(crate) lists: Lists,
     /// Address space that the program reserves before each mapping.
     pub(crate) reserved: ByteCount,
+}
+
+/// A node of a guest.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NodeConfig {
+    /// Its size; zero for a node without memory.
+    pub(crate) bytes: ByteCount,
+    /// Its tier.
+    pub(crate) level: Level,
+}
+
+impl NodeConfig {
+    /// A fast and a slow node of these sizes; the slow one may be empty.
+    pub(crate) fn of_tiers([fast, slow]: [ByteCount; 2]) -> Vec<Self> {
+        let node = |bytes, level| Self { bytes, level };
+        vec![node(fast, Level::First), node(slow, Level::Second)]
+    }
 }
 
 /// Event counts, in real pages or bytes.
@@ -73,7 +97,11 @@ pub(crate) struct Guest {
     /// Counts.
     pub(crate) counts: GuestCounts,
     page_bits: u32,
-    nodes: [Node; 2],
+    nodes: Vec<Node>,
+    /// The tier of each node.
+    levels: Vec<Level>,
+    /// The nodes that first touches try, in order, by socket.
+    orders: Vec<Vec<NodeIndex>>,
     frames: Frames,
     mappings: Mappings,
     huge_pages: bool,
@@ -82,9 +110,10 @@ pub(crate) struct Guest {
     interleave: Option<Interleave>,
     /// None if the kernel does not run this thread.
     khugepaged: Option<Khugepaged>,
-    /// Ranges for which fast memory is reserved; only their untouched parts.
-    promised: Vec<VirtRange>,
-    promised_frames: u32,
+    /// Ranges for which memory of a node is reserved; only their untouched parts.
+    promised: Vec<(VirtRange, NodeIndex)>,
+    /// Number of reserved frames by node.
+    promised_frames: Vec<u32>,
     lists: Lists,
     /// Frames written by kernel copies, and their page sizes, since the last [`Guest::take_written`].
     written: Vec<(u32, PageSize)>,
@@ -108,19 +137,28 @@ impl Guest {
     /// A guest with free memory. Node sizes are rounded up to 2 MiB.
     pub(crate) fn new(config: &GuestConfig) -> Self {
         let per_block = 1 << (HUGE_BITS - config.page_bits);
-        let blocks = config.nodes.map(|n| n.0.div_ceil(BLOCK_SIZE) as u32);
-        let tables = table_bytes(config.nodes[0].0 + config.nodes[1].0);
+        let tables = table_bytes(config.nodes.iter().map(|node| node.bytes.0).sum());
         let first = (tables.div_ceil(BLOCK_SIZE) as u32) * per_block;
-        let middle = first + blocks[0] * per_block;
-        let end = middle + blocks[1] * per_block;
+        let slowest = config.nodes.iter().map(|node| node.level).max();
+        let mut end = first;
+        let mut node = |node: &NodeConfig| {
+            let start = end;
+            end += node.bytes.0.div_ceil(BLOCK_SIZE) as u32 * per_block;
+            let watermarks = match Some(node.level) == slowest {
+                true => Watermarks::NONE,
+                false => config.watermarks,
+            };
+            Node::new(start..end, per_block, watermarks)
+        };
+        let nodes: Vec<Node> = config.nodes.iter().map(&mut node).collect();
         Self {
             tables: Radix::new(config.levels, config.page_bits),
             counts: GuestCounts::default(),
             page_bits: config.page_bits,
-            nodes: [
-                Node::new(first..middle, per_block, config.watermarks),
-                Node::new(middle..end, per_block, Watermarks::NONE),
-            ],
+            promised_frames: vec![0; nodes.len()],
+            nodes,
+            levels: config.nodes.iter().map(|node| node.level).collect(),
+            orders: config.orders.clone(),
             frames: Frames::new(first, end - first),
             mappings: Mappings::new(config.reserved),
             huge_pages: config.huge_pages,
@@ -128,7 +166,6 @@ impl Guest {
             interleave: config.interleave.map(Interleave::new),
             khugepaged: config.huge_pages.then(Khugepaged::default),
             promised: vec![],
-            promised_frames: 0,
             lists: config.lists.clone(),
             written: vec![],
             first_touches: 0,
@@ -181,19 +218,57 @@ impl Guest {
         self.mappings.processes()
     }
 
+    /// The socket that a process runs on.
+    pub(crate) fn socket_of(&self, pid: Pid) -> usize {
+        Mappings::number(pid) as usize % self.orders.len().max(1)
+    }
+
     /// The process of an address.
     pub(crate) fn pid_of(&self, gva: GuestVirtAddr) -> Pid {
         self.mappings.pid_of(gva)
     }
 
-    /// Reserves fast memory for the first touch of these ranges (sorted, disjoint).
-    pub(crate) fn promise(&mut self, ranges: Vec<VirtRange>) {
-        let bytes: u64 = ranges
-            .iter()
-            .map(|r| r.len().0.next_multiple_of(BLOCK_SIZE))
-            .sum();
-        self.promised = ranges;
-        self.promised_frames = (bytes >> self.page_bits) as u32;
+    /// Reserves fast memory for the first touch of these ranges (sorted, disjoint): each block of the nearest node of the
+    /// fastest tier that has room. The last of all such nodes takes what fits nowhere.
+    pub(crate) fn promise(&mut self, ranges: &[VirtRange]) {
+        let frames = (BLOCK_SIZE >> self.page_bits) as u32;
+        for range in ranges {
+            let nodes = self.fastest_first(self.socket_of(self.pid_of(range.start())));
+            let mut start = range.start();
+            while start < range.end() {
+                let end = GuestVirtAddr(start.0 + BLOCK_SIZE).min(range.end());
+                let has_room = |node: &&NodeIndex| self.has(**node, frames, None);
+                let node = nodes.iter().find(has_room).or(nodes.last());
+                let (Some(&node), Some(piece)) = (node, VirtRange::new(start, end)) else {
+                    break;
+                };
+                self.promised_frames[node.0] += frames;
+                self.promised.push((piece, node));
+                start = end;
+            }
+        }
+    }
+
+    /// The nodes that are not of the slowest tier, those of faster tiers first, and the nearest to a socket first of each.
+    fn fastest_first(&self, socket: usize) -> Vec<NodeIndex> {
+        let slowest = self.levels.iter().max();
+        let nodes = self.orders[socket].iter().copied();
+        let mut nodes: Vec<NodeIndex> = nodes
+            .filter(|&node| Some(&self.level_of(node)) != slowest)
+            .collect();
+        nodes.sort_by_key(|&node| self.level_of(node));
+        nodes
+    }
+
+    /// The nodes that count as fast for a process: the fastest tier's. Where processes run on several sockets, only the
+    /// nearest one does.
+    pub(crate) fn fast_nodes(&self, pid: Pid) -> Vec<NodeIndex> {
+        let mut nodes = self.fastest_first(self.socket_of(pid));
+        nodes.retain(|&node| self.level_of(node) == Level::First);
+        if self.orders.len() > 1 && self.processes().nth(1).is_some() {
+            nodes.truncate(1);
+        }
+        nodes
     }
 
     /// Whether the kernel prefers huge pages.
@@ -203,12 +278,14 @@ impl Guest {
 
     /// End of guest-physical memory.
     pub(crate) fn end_gpa(&self) -> GuestPhysAddr {
-        self.gpa(self.nodes[1].frames().end)
+        let end = self.nodes.last().map_or(0, |node| node.frames().end);
+        self.gpa(end)
     }
 
-    /// Guest-physical start of the slow node.
-    pub(crate) fn slow_gpa(&self) -> GuestPhysAddr {
-        self.gpa(self.nodes[1].frames().start)
+    /// Guest-physical start of each node but the first. Page tables, below all nodes, lie in the first node with memory.
+    pub(crate) fn node_starts(&self) -> Vec<GuestPhysAddr> {
+        let starts = node_starts(&self.nodes).into_iter();
+        starts.map(|frame| self.gpa(frame)).collect()
     }
 
     fn gpa(&self, frame: u32) -> GuestPhysAddr {
@@ -254,13 +331,35 @@ impl Guest {
         self.gpa(frames.start)..self.gpa(frames.end)
     }
 
-    /// The node of a frame, as a tier.
-    pub(crate) fn node_of(&self, frame: u32) -> Tier {
+    /// The node of a frame.
+    pub(crate) fn node_of(&self, frame: u32) -> NodeIndex {
+        node_of(&self.nodes, frame)
+    }
+
+    /// The tier of a frame in a guest of two nodes.
+    pub(crate) fn tier_of(&self, frame: u32) -> Tier {
         if frame >= self.nodes[1].frames().start {
             Tier::Slow
         } else {
             Tier::Fast
         }
+    }
+
+    /// All nodes.
+    pub(crate) fn all_nodes(&self) -> impl Iterator<Item = NodeIndex> + use<> {
+        (0..self.nodes.len()).map(NodeIndex)
+    }
+
+    /// The nodes with memory, online or not.
+    pub(crate) fn nodes_with_memory(&self) -> impl Iterator<Item = NodeIndex> {
+        let nodes = self.nodes.iter().zip(self.all_nodes());
+        let with_memory = nodes.filter(|(node, _)| !node.frames().is_empty());
+        with_memory.map(|(_, node)| node)
+    }
+
+    /// The tier of a node.
+    pub(crate) fn level_of(&self, node: NodeIndex) -> Level {
+        self.levels[node.0]
     }
 
     /// The slow node's first frame.
@@ -269,13 +368,13 @@ impl Guest {
     }
 
     /// Frames of a node that no balloon holds.
-    pub(crate) fn frames_of(&self, node: Tier) -> u32 {
-        self.nodes[node as usize].managed()
+    pub(crate) fn frames_of(&self, node: impl Into<NodeIndex>) -> u32 {
+        self.nodes[node.into().0].managed()
     }
 
     /// Free bytes of a node above the watermark of allocations.
-    pub(crate) fn usable(&self, node: Tier) -> ByteCount {
-        ByteCount(u64::from(self.nodes[node as usize].usable()) << self.page_bits)
+    pub(crate) fn usable(&self, node: impl Into<NodeIndex>) -> ByteCount {
+        ByteCount(u64::from(self.nodes[node.into().0].usable()) << self.page_bits)
     }
 
     /// Bytes that `move_pages` can use of the fast node. It allocates as a program does that must have this node.
@@ -307,18 +406,19 @@ impl Guest {
     ) -> Result<(), OutOfMemory> {
         self.counts.faults += 1;
         self.mappings.grow_to(gva);
-        let is_promised = self.is_promised(gva);
+        let promised = self.promised_to(gva);
         let (size, frame) = self
             .interleaved(gva)
-            .or_else(|| self.first_touched(gva, is_promised))
+            .or_else(|| self.first_touched(gva, promised))
             .ok_or(OutOfMemory(gva))?;
         let start = self.page_start(gva, size);
         self.tables.map(start, size, frame);
         let page = (start.0 >> self.page_bits) as u32;
         self.frames.take(frame, page, size == PageSize::Huge);
-        if is_promised {
+        if let Some(NodeIndex(node)) = promised {
             let frames = (self.bytes(size) >> self.page_bits) as u32;
-            self.promised_frames = self.promised_frames.saturating_sub(frames);
+            let promised = &mut self.promised_frames[node];
+            *promised = promised.saturating_sub(frames);
         }
         let real = if size == PageSize::Base { actor.k } else { 0 };
         actor.charge(Cause::Fault, actor.costs.fault_ps << real);
@@ -327,38 +427,54 @@ impl Guest {
         let passed = |every: u64| self.first_touches / every - before / every;
         actor.flushes.guest_local_one += passed(actor.costs.touches_per_flush);
         actor.shoot_down_for_others(passed(actor.costs.touches_per_shootdown));
-        let tier = self.node_of(frame);
-        actor.clear(Cause::Fault, tier, self.bytes(size));
+        let node = self.node_of(frame);
+        actor.clear(Cause::Fault, node, self.bytes(size));
         Ok(())
     }
 
-    /// A huge page where the guest takes one, else a base page: of the fast node while it has any.
-    fn first_touched(&mut self, gva: GuestVirtAddr, is_promised: bool) -> Option<(PageSize, u32)> {
-        self.huge_for(gva, is_promised)
+    /// A huge page where the guest takes one, else a base page: of the nearest node while that has any.
+    fn first_touched(
+        &mut self,
+        gva: GuestVirtAddr,
+        promised: Option<NodeIndex>,
+    ) -> Option<(PageSize, u32)> {
+        let socket = self.socket_of(self.pid_of(gva));
+        let order = self.orders[socket].iter().copied();
+        let order: Vec<NodeIndex> = promised.into_iter().chain(order).collect();
+        self.huge_for(gva, &order, promised)
             .map(|f| (PageSize::Huge, f))
-            .or_else(|| self.base_for(is_promised).map(|f| (PageSize::Base, f)))
+            .or_else(|| self.base_for(&order, promised).map(|f| (PageSize::Base, f)))
     }
 
-    fn is_promised(&self, gva: GuestVirtAddr) -> bool {
-        let at = self.promised.partition_point(|range| range.end() <= gva);
-        self.promised
-            .get(at)
-            .is_some_and(|range| range.contains(gva))
+    /// The node of which memory is reserved for an address.
+    fn promised_to(&self, gva: GuestVirtAddr) -> Option<NodeIndex> {
+        let at = self
+            .promised
+            .partition_point(|(range, _)| range.end() <= gva);
+        let (range, node) = self.promised.get(at)?;
+        range.contains(gva).then_some(*node)
     }
 
     /// Allocates a block for a huge page around `gva`, if the policy allows. As in Linux, a fault that finds no huge
-    /// page in its own (fast) node falls back to small pages, unless huge pages are enabled everywhere.
-    fn huge_for(&mut self, gva: GuestVirtAddr, is_promised: bool) -> Option<u32> {
+    /// page in the first node falls back to small pages, unless huge pages are enabled everywhere.
+    fn huge_for(
+        &mut self,
+        gva: GuestVirtAddr,
+        order: &[NodeIndex],
+        promised: Option<NodeIndex>,
+    ) -> Option<u32> {
         let frames = (BLOCK_SIZE >> self.page_bits) as u32;
         if !self.takes_huge(gva) {
             return None;
         }
-        let fast = self
-            .fast_has(frames, is_promised)
-            .then(|| self.nodes[0].take_block());
-        fast.flatten().or_else(|| {
-            let slow = self.huge_in_slow.then(|| self.nodes[1].take_block());
-            slow.flatten()
+        let (&first, others) = order.split_first()?;
+        let near = self
+            .has(first, frames, promised)
+            .then(|| self.take(first, PageSize::Huge));
+        near.flatten().or_else(|| {
+            let may_take = self.huge_in_slow;
+            let mut others = others.iter().filter(|&&node| may_take && node != first);
+            others.find_map(|&node| self.nodes[node.0].take_block())
         })
     }
 
@@ -370,34 +486,56 @@ impl Guest {
             && self.tables.is_empty_block(gva)
     }
 
-    fn base_for(&mut self, is_promised: bool) -> Option<u32> {
-        let fast = self
-            .fast_has(1, is_promised)
-            .then(|| self.nodes[0].take_page());
-        fast.flatten()
-            .or_else(|| self.slow_page())
-            .or_else(|| self.nodes[0].take_page())
+    fn base_for(&mut self, order: &[NodeIndex], promised: Option<NodeIndex>) -> Option<u32> {
+        let near = order.iter().find_map(|&node| {
+            self.has(node, 1, promised)
+                .then(|| self.take(node, PageSize::Base))?
+        });
+        // The watermarks of allocations are no limit for them.
+        near.or_else(|| {
+            let mut order = order.iter();
+            order.find_map(|&node| self.take(node, PageSize::Base))
+        })
     }
 
-    fn fast_has(&self, frames: u32, is_promised: bool) -> bool {
-        let kept = if is_promised { 0 } else { self.promised_frames };
-        self.nodes[0].usable() >= frames + kept
+    /// Whether a node has this number of frames above its watermark and the frames reserved for others. The slowest tier
+    /// has neither.
+    fn has(&self, node: NodeIndex, frames: u32, promised: Option<NodeIndex>) -> bool {
+        let kept = match promised == Some(node) {
+            true => 0,
+            false => self.promised_frames[node.0],
+        };
+        self.is_slowest(node) || self.nodes[node.0].usable() >= frames + kept
     }
 
-    /// Resident bytes by node of a range: `[fast, slow]`.
-    pub(crate) fn placement(&mut self, range: &VirtRange) -> [ByteCount; 2] {
-        let mut bytes = [ByteCount(0); 2];
-        let middle = self.nodes[1].frames().start;
-        let page_bits = self.page_bits;
+    fn is_slowest(&self, node: NodeIndex) -> bool {
+        self.levels
+            .iter()
+            .all(|&level| level <= self.level_of(node))
+    }
+
+    /// Allocates a page of a node.
+    fn take(&mut self, node: NodeIndex, size: PageSize) -> Option<u32> {
+        match size {
+            PageSize::Base if node == NodeIndex::from(Tier::Slow) => self.slow_page(),
+            PageSize::Base => self.nodes[node.0].take_page(),
+            _ => self.nodes[node.0].take_block(),
+        }
+    }
+
+    /// Resident bytes of a range by tier.
+    pub(crate) fn spread(&mut self, range: &VirtRange) -> Spread {
+        let mut spread = Spread::default();
+        let (page_bits, nodes, levels) = (self.page_bits, &self.nodes, &self.levels);
         let add = |_, entry: &mut crate::machine::radix::Entry, size: PageSize| {
-            let node = usize::from(entry.index() >= middle);
-            bytes[node].0 += match size {
+            let level = levels[node_of(nodes, entry.index()).0];
+            spread.0.get_mut(level).0 += match size {
                 PageSize::Base => 1 << page_bits,
                 _ => BLOCK_SIZE,
             };
         };
         self.tables.for_each(range.start()..range.end(), add);
-        bytes
+        spread
     }
 
     /// The scale: a base page stands for `2^k` real ones.

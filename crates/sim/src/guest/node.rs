@@ -8,10 +8,12 @@
 //! - No frame is allocated twice; none lies outside the node.
 //! - Free and allocated frames add up to the node.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use demeter_policy::{BLOCK_SIZE, ByteCount};
 
+use crate::machine::memory::NodeIndex;
 use crate::machine::radix::{Address, HUGE_BITS, PageSize, Radix};
 
 /// Watermarks: parts of a node to keep free, in 1/1000.
@@ -179,6 +181,23 @@ impl Node {
         first.is_some()
     }
 
+    /// Allocates the free frames of the block that has most of them, if the node has a block's worth of free frames but no
+    /// whole block. Returns the block's first frame and these frames.
+    pub(crate) fn take_emptiest(&mut self) -> Option<(u32, Vec<u32>)> {
+        if !self.blocks.is_empty() || self.free() < self.per_block {
+            return None;
+        }
+        let mut counts = BTreeMap::new();
+        for frame in &self.pages {
+            *counts.entry(frame / self.per_block).or_insert(0u32) += 1;
+        }
+        let (block, _) = counts.into_iter().max_by_key(|&(_, count)| count)?;
+        let pages = std::mem::take(&mut self.pages).into_iter();
+        let (free, others) = pages.partition(|frame| frame / self.per_block == block);
+        self.pages = others;
+        Some((block * self.per_block, free))
+    }
+
     /// Frees a frame.
     pub(crate) fn give_page(&mut self, frame: u32) {
         debug_assert!(self.frames.contains(&frame));
@@ -216,12 +235,29 @@ impl Node {
     }
 }
 
+/// The node of a frame: the last of those that begin at or below it.
+pub(crate) fn node_of(nodes: &[Node], frame: u32) -> NodeIndex {
+    let later = nodes.iter().skip(1);
+    NodeIndex(later.filter(|node| frame >= node.frames.start).count())
+}
+
+/// The first frame of each node but the first. Frames below all nodes belong to the first one with memory, so the nodes up
+/// to that begin at frame 0.
+pub(crate) fn node_starts(nodes: &[Node]) -> Vec<u32> {
+    let mut has_memory = false;
+    let start = |pair: &[Node]| {
+        has_memory |= !pair[0].frames.is_empty();
+        if has_memory { pair[1].frames.start } else { 0 }
+    };
+    nodes.windows(2).map(start).collect()
+}
+
 /// Maps a range to contiguous memory, with pages of this size. The last page is used only as far as the range needs it.
 /// With `piece`, another user takes one block after each piece of that many bytes. Returns the first frame, or none if
 /// the nodes are in use or too small.
 pub(crate) fn reserve<A: Address>(
     tree: &mut Radix<A>,
-    nodes: &mut [Node; 2],
+    nodes: &mut [Node],
     range: std::ops::Range<A>,
     size: PageSize,
     piece: Option<u64>,

@@ -52,7 +52,7 @@ impl Guest {
             return false;
         };
         let old = entry.index();
-        if self.node_of(old) == Tier::Fast {
+        if self.tier_of(old) == Tier::Fast {
             return false;
         }
         let Some(new) = self.nodes[0].take_page() else {
@@ -67,7 +67,7 @@ impl Guest {
         self.written.push((new, PageSize::Base));
         actor.charge_page(Cause::Migrate, actor.costs.migrate_page_ps);
         actor.flush_page(self.page_start(gva, PageSize::Base));
-        self.count_move(Tier::Fast, self.bytes(PageSize::Base));
+        self.count_move(Tier::Slow, Tier::Fast, self.bytes(PageSize::Base));
         true
     }
 
@@ -114,7 +114,7 @@ impl Guest {
         if flush {
             actor.flush_page(self.page_start(gva, PageSize::Base));
         }
-        self.count_move(Tier::Slow, self.bytes(PageSize::Base));
+        self.count_move(Tier::Fast, Tier::Slow, self.bytes(PageSize::Base));
         true
     }
 

@@ -1,4 +1,5 @@
-use demeter_policy::{Block, MIB};
+use demeter_policy::engine::Direction;
+use demeter_policy::{Block, ByLevel, MIB};
 use demeter_scenario::Curve;
 use proptest::prelude::*;
 
@@ -9,7 +10,7 @@ use crate::machine::cost::PS_PER_NS;
 use crate::machine::cpu::ICE_LAKE_SP;
 use crate::machine::flush::FlushCounts;
 use crate::machine::ledger::Bill;
-use crate::machine::memory::Memory;
+use crate::machine::memory::{Memory, NodeIndex};
 use crate::machine::sampler::Sampler;
 use crate::machine::segment::Segments;
 use crate::machine::tier::TierModel;
@@ -46,7 +47,8 @@ impl Bench {
         let config = GuestConfig {
             levels: 4,
             page_bits: 12 + k,
-            nodes,
+            nodes: NodeConfig::of_tiers(nodes),
+            orders: vec![vec![NodeIndex(0), NodeIndex(1)]],
             huge_pages,
             huge_in_slow: false,
             interleave: None,
@@ -64,9 +66,9 @@ impl Bench {
         };
         Self {
             guest: Guest::new(&config),
-            vcpus: vec![Vcpu::new(k); 2],
+            vcpus: vec![Vcpu::new(0, k); 2],
             cores: vec![Core::new(&ICE_LAKE_SP, 12 + k); 2],
-            memory: Memory::new(&ICE_LAKE_SP, [tier; 2], 1 << 30),
+            memory: Memory::of_tiers(&ICE_LAKE_SP, [tier; 2], 1 << 30),
             flushes: FlushCounts::default(),
             k,
         }
@@ -137,7 +139,8 @@ impl Bench {
 
     fn placed(&mut self, base: GuestVirtAddr, bytes: u64) -> [u64; 2] {
         let range = VirtRange::new(base, GuestVirtAddr(base.0 + bytes)).unwrap();
-        self.guest.placement(&range).map(|b| b.0)
+        let ByLevel([fast, slow, ..]) = self.guest.spread(&range).0;
+        [fast.0, slow.0]
     }
 
     /// Checks that no frame or time was lost or invented.
@@ -181,7 +184,7 @@ fn promised_memory_is_kept() {
     let base = b.map(20 * MIB);
     let hot = GuestVirtAddr(base.0 + 16 * MIB);
     let hot = VirtRange::new(hot, GuestVirtAddr(hot.0 + 4 * MIB)).unwrap();
-    b.guest.promise(vec![hot]);
+    b.guest.promise(&[hot]);
     b.fill(base, 20 * MIB);
     assert_eq!(b.placed(hot.start(), 4 * MIB), [4 * MIB, 0]);
     b.check();
@@ -295,7 +298,11 @@ proptest! {
             let to = if up { Tier::Fast } else { Tier::Slow };
             b.act(|g, a| match what {
                 0 => drop(g.migrate_block(block, to, a)),
-                1 => drop(g.migrate_block_singly(block, to, a)),
+                1 => {
+                    let direction = if up { Direction::Promotion } else { Direction::Demotion };
+                    let pages = g.pages_across(block, Level::First, direction);
+                    g.migrate_singly(&pages, to, a);
+                }
                 2 => drop(g.migrate(gva, to, true, a)),
                 3 => drop(g.collapse(block, a)),
                 4 => drop(g.make_fault(gva..GuestVirtAddr(gva.0 + BLOCK_SIZE), Tier::Slow, a)),

@@ -3,13 +3,13 @@
 //! Work takes time on the virtual CPU that does it. Invalidations take effect on every core of the VM, and cost time
 //! there too.
 
-use demeter_policy::{GuestVirtAddr, Tier};
+use demeter_policy::GuestVirtAddr;
 
 use super::core::Core;
 use super::cost::CostModel;
 use super::flush::FlushCounts;
 use super::ledger::{Bill, Cause};
-use super::memory::{LINE_BITS, Memory};
+use super::memory::{LINE_BITS, Memory, NodeIndex};
 use super::sampler::Sampler;
 use super::walk::Space;
 use crate::latency::Interruptions;
@@ -23,6 +23,8 @@ pub(crate) struct Vcpu {
     pub(crate) bill: Bill,
     /// The part of the bill caused by interruptions from other virtual CPUs and the hypervisor.
     pub(crate) interruptions: Interruptions,
+    /// The socket that it runs on.
+    pub(crate) socket: usize,
     /// Its sampling unit.
     pub(crate) sampler: Sampler,
     /// The program's accesses that memory served, as real accesses.
@@ -32,9 +34,10 @@ pub(crate) struct Vcpu {
 }
 
 impl Vcpu {
-    /// An idle virtual CPU; each simulated access stands for `2^k` real ones.
-    pub(crate) fn new(k: u32) -> Self {
+    /// An idle virtual CPU of a socket; each simulated access stands for `2^k` real ones.
+    pub(crate) fn new(socket: usize, k: u32) -> Self {
         Self {
+            socket,
             clock_ps: 0,
             bill: Bill::default(),
             interruptions: Interruptions::default(),
@@ -265,13 +268,31 @@ impl Actor<'_> {
         }
     }
 
-    /// Copies bytes between tiers. The traffic counts for the tiers and the time for `cause`.
-    pub(crate) fn copy(&mut self, cause: Cause, from: Tier, to: Tier, bytes: u64) {
-        let tiers = &mut self.memory.tiers;
-        let ps = tiers[from as usize].copy_ps(&tiers[to as usize], bytes);
+    /// The path from this virtual CPU's socket to a node.
+    fn path_to(&self, node: impl Into<NodeIndex>) -> usize {
+        let NodeIndex(node) = node.into();
+        self.memory.first_path(self.vcpus[self.on].socket) + node
+    }
+
+    /// Current latency of a load from a node.
+    pub(crate) fn latency_ps(&self, node: impl Into<NodeIndex>) -> u64 {
+        self.memory.paths[self.path_to(node)].latency_ps
+    }
+
+    /// Copies bytes between nodes. The traffic counts for the nodes and the time for `cause`.
+    pub(crate) fn copy(
+        &mut self,
+        cause: Cause,
+        from: impl Into<NodeIndex>,
+        to: impl Into<NodeIndex>,
+        bytes: u64,
+    ) {
+        let (from, to) = (self.path_to(from), self.path_to(to));
+        let paths = &mut self.memory.paths;
+        let ps = paths[from].copy_ps(&paths[to], bytes);
         let lines = (bytes >> LINE_BITS) >> self.k;
-        tiers[from as usize].lines_read += lines;
-        tiers[to as usize].lines_written += lines;
+        paths[from].lines_read += lines;
+        paths[to].lines_written += lines;
         let copiers = self.copiers.clamp(1, self.vcpus.len());
         let part_ps = ps / copiers as u64;
         // Idle virtual CPUs come last.
@@ -282,11 +303,12 @@ impl Actor<'_> {
         self.charge(cause, ps - part_ps * (copiers as u64 - 1));
     }
 
-    /// Zeroes bytes of a tier.
-    pub(crate) fn clear(&mut self, cause: Cause, tier: Tier, bytes: u64) {
-        let tier = &mut self.memory.tiers[tier as usize];
-        tier.lines_written += (bytes >> LINE_BITS) >> self.k;
-        let ps = tier.clear_ps(bytes);
+    /// Zeroes bytes of a node.
+    pub(crate) fn clear(&mut self, cause: Cause, node: impl Into<NodeIndex>, bytes: u64) {
+        let path = self.path_to(node);
+        let path = &mut self.memory.paths[path];
+        path.lines_written += (bytes >> LINE_BITS) >> self.k;
+        let ps = path.clear_ps(bytes);
         self.charge(cause, ps);
     }
 }

@@ -12,7 +12,7 @@
 //! transfer only.
 
 use demeter_policy::damon::SPACES_TO_FLUSH;
-use demeter_policy::{GuestPhysAddr, GuestVirtAddr, Tier};
+use demeter_policy::{GuestPhysAddr, GuestVirtAddr};
 
 use super::assoc::Assoc;
 use super::cpu::{CpuModel, TlbKind};
@@ -92,22 +92,38 @@ struct Caches {
     streams: [u64; STREAMS],
     /// The stream to replace next.
     oldest: usize,
-    /// The tier of the last line while that line is clean. A store to it will cause a write-back to this tier.
-    clean_from: Option<Tier>,
+    /// The path of the last line while that line is clean. A store to it will cause a write-back over this path.
+    clean_from: Option<usize>,
+    /// The core's socket, and the first of its paths to nodes.
+    socket: usize,
+    first_path: usize,
 }
 
 /// Where a line was found, and the cost.
 struct Found {
     ps: u64,
     cause: Cause,
+    /// The path that it came over; unused for data from caches.
+    path: usize,
+}
+
+impl Found {
+    #[inline(always)]
+    fn in_cache(ps: u64) -> Self {
+        Self {
+            ps,
+            cause: Cause::Cache,
+            path: 0,
+        }
+    }
 }
 
 impl Caches {
     /// Counts one write-back, for a store to the line of the last access.
     #[inline(always)]
     fn write_back(&mut self, memory: &mut Memory) {
-        if let Some(id) = self.clean_from.take() {
-            let tier = &mut memory.tiers[id as usize];
+        if let Some(path) = self.clean_from.take() {
+            let tier = &mut memory.paths[path];
             tier.lines_written += tier.granule_lines;
         }
     }
@@ -135,55 +151,45 @@ impl Caches {
     fn fetch<const CACHES: bool>(&mut self, memory: &mut Memory, line: u64, stream: bool) -> Found {
         if CACHES {
             if self.l1.touch(line, ()) {
-                return Found {
-                    ps: self.hit_ps[0],
-                    cause: Cause::Cache,
-                };
+                return Found::in_cache(self.hit_ps[0]);
             }
             if self.l2.touch(line, ()) {
-                return Found {
-                    ps: self.hit_ps[1],
-                    cause: Cause::Cache,
-                };
+                return Found::in_cache(self.hit_ps[1]);
             }
-            if memory.l3.touch(line, ()) {
-                return Found {
-                    ps: memory.l3_hit_ps,
-                    cause: Cause::Cache,
-                };
+            if memory.l3[self.socket].touch(line, ()) {
+                return Found::in_cache(memory.l3_hit_ps);
             }
         }
         if memory.flat.is_some() {
             return self.fetch_flat(memory, line, stream);
         }
-        let id = memory.tier_of_line(line);
-        let tier = &mut memory.tiers[id as usize];
+        let path = self.first_path + memory.node_of_line(line);
+        let tier = &mut memory.paths[path];
         let (ps, lines) = if stream && self.is_predicted(line) {
             (tier.stream_ps, 1)
         } else {
             (tier.latency_ps, tier.granule_lines)
         };
         tier.lines_read += lines;
+        let cause = tier.cause;
         if stream {
-            self.clean_from = Some(id);
+            self.clean_from = Some(path);
         }
-        let cause = match id {
-            Tier::Fast => Cause::Fast,
-            Tier::Slow => Cause::Slow,
-        };
-        Found { ps, cause }
+        Found { ps, cause, path }
     }
 
-    /// Fetches a line from memory that the memory controller tiers. Out of line, as most machines have no such memory.
+    /// Fetches a line from memory that the memory controller tiers: path 0 leads to the fast tier, path 1 to the slow
+    /// one. Out of line, as most machines have no such memory.
     #[cold]
     #[inline(never)]
     fn fetch_flat(&mut self, memory: &mut Memory, line: u64, stream: bool) -> Found {
         let is_hit = memory.flat.as_mut().is_none_or(|flat| flat.access(line));
-        let [fast, slow] = &mut memory.tiers;
+        let (fast, slow) = memory.paths.split_at_mut(1);
+        let (fast, slow) = (&mut fast[0], &mut slow[0]);
         let is_predicted = stream && self.is_predicted(line);
         if stream {
             // The memory controller has moved the accessed line to fast memory.
-            self.clean_from = Some(Tier::Fast);
+            self.clean_from = Some(0);
         }
         fast.lines_read += 1;
         if is_hit {
@@ -192,7 +198,7 @@ impl Caches {
                 false => fast.latency_ps,
             };
             let cause = Cause::Fast;
-            return Found { ps, cause };
+            return Found { ps, cause, path: 0 };
         }
         slow.lines_read += slow.granule_lines;
         slow.lines_written += slow.granule_lines;
@@ -202,7 +208,7 @@ impl Caches {
             false => fast.latency_ps + slow.latency_ps,
         };
         let cause = Cause::Slow;
-        Found { ps, cause }
+        Found { ps, cause, path: 1 }
     }
 }
 
@@ -256,6 +262,8 @@ impl Core {
                 streams: [NOTHING - 1; STREAMS],
                 oldest: 0,
                 clean_from: None,
+                socket: 0,
+                first_path: 0,
             },
             tlb_second_ps: cpu.tlb.l2_hit_ps,
             bound_check_ps: cpu.bound_check_ps,
@@ -272,6 +280,16 @@ impl Core {
             in_flight: u64::from(in_flight.max(1)),
             ..self
         }
+    }
+
+    /// The core, on a socket with these paths to memory.
+    pub(crate) fn on_socket(self, socket: usize, memory: &Memory) -> Self {
+        let caches = Caches {
+            socket,
+            first_path: memory.first_path(socket),
+            ..self.caches
+        };
+        Self { caches, ..self }
     }
 
     /// Runs the first `count` accesses until all are done or one faults. The accesses behind them are used only for
@@ -296,7 +314,8 @@ impl Core {
             if done == count {
                 break;
             }
-            look_ahead::<NESTED, CACHES>(&accesses[done..], &self.last, tables, memory);
+            let l3 = &memory.l3[self.caches.socket];
+            look_ahead::<NESTED, CACHES>(&accesses[done..], &self.last, tables, l3);
             match self.access::<NESTED, CACHES>(accesses[done], tables, memory, sampler, bill) {
                 Ok(recorded) => records += u64::from(recorded),
                 Err(found) => {
@@ -371,13 +390,11 @@ impl Core {
     #[cold]
     #[inline(never)]
     fn overlapped_ps(&self, found: &Found, memory: &Memory) -> u64 {
-        let id = match found.cause {
-            Cause::Fast => Tier::Fast,
-            Cause::Slow => Tier::Slow,
+        if found.cause == Cause::Cache {
             // An out-of-order core hides hits already.
-            _ => return found.ps,
-        };
-        let transfer_ps = memory.tiers[id as usize].stream_ps;
+            return found.ps;
+        }
+        let transfer_ps = memory.paths[found.path].stream_ps;
         (found.ps / self.in_flight).max(transfer_ps.min(found.ps))
     }
 
@@ -551,7 +568,7 @@ fn look_ahead<const NESTED: bool, const CACHES: bool>(
     accesses: &[Access],
     last: &Last,
     tables: &Tables<'_>,
-    memory: &Memory,
+    l3: &Assoc<(), 12>,
 ) {
     let page_bits = tables.guest.page_bits();
     let is_near = |a: &Access| a.gva().0 >> page_bits == last.page;
@@ -577,7 +594,7 @@ fn look_ahead<const NESTED: bool, const CACHES: bool>(
         prefetch(place);
     }
     if CACHES && let Some(access) = accesses.get(AHEAD[2]) {
-        let touch = |address: u64| prefetch(memory.l3.place(address >> LINE_BITS));
+        let touch = |address: u64| prefetch(l3.place(address >> LINE_BITS));
         if is_near(access) {
             touch(u64::from(last.frame) << page_bits | within(access.gva().0));
             return;

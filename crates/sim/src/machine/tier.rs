@@ -4,11 +4,16 @@
 //! Loaded latency fits `idle × (1 + a u / (1 - b u))`. Here u is the share of the peak bandwidth in use, and each kind of
 //! memory has its own a and b, and its own peak for each mix of loads and stores (see `fit`). The share is averaged over
 //! the last windows of time, to avoid oscillation. If demand exceeds the bandwidth, latency rises from window to window until demand equals the bandwidth.
+//! On a machine of several sockets each has a path of its own to each node. A path is as busy as its own traffic
+//! makes it, or as the node behind it with the traffic of all sockets, whichever is more.
 //!
 //! # Properties
 //! - Programs that wait for each load get at most the peak bandwidth.
 
+use demeter_policy::Level;
 use demeter_scenario::Curve;
+
+use super::ledger::Cause;
 
 /// Bytes of a cache line.
 pub(crate) const LINE_BYTES: u64 = 64;
@@ -25,7 +30,7 @@ const NEWEST: f64 = 0.25;
 /// Number of cores that saturate the write bandwidth, unless a single core is slower than that (measured on Optane).
 const CORES_PER_WRITE_PEAK: u64 = 4;
 
-/// Model of one memory tier.
+/// Model of one memory tier, or of a node of it as one socket reaches it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TierModel {
     /// Idle latency of a load.
@@ -43,10 +48,12 @@ pub struct TierModel {
     pub others_bytes_per_s: u64,
 }
 
-/// A memory tier under load.
+/// A memory tier under load, or a path to a node of it.
 #[derive(Debug, Clone)]
 pub(crate) struct LoadedTier {
     model: TierModel,
+    /// The cause of the time that its data takes.
+    pub(crate) cause: Cause,
     /// Current latency of a load.
     pub(crate) latency_ps: u64,
     /// Current time for the next line of a stream.
@@ -67,11 +74,15 @@ pub(crate) struct LoadedTier {
 
 impl LoadedTier {
     /// An idle tier; one core streams at most `core_bytes_per_s`.
-    pub(crate) fn new(model: TierModel, core_bytes_per_s: u64) -> Self {
+    pub(crate) fn new(model: TierModel, level: Level, core_bytes_per_s: u64) -> Self {
         let rate = core_bytes_per_s.min(model.read_bytes_per_s).max(1);
         let core_line_ps = LINE_BYTES * 1_000_000_000_000 / rate;
         Self {
             model,
+            cause: match level {
+                Level::First => Cause::Fast,
+                _ => Cause::Slow,
+            },
             latency_ps: model.latency_ps,
             stream_ps: core_line_ps,
             core_line_ps,
@@ -103,18 +114,37 @@ impl LoadedTier {
         };
     }
 
-    /// Ends a window of time. Its traffic sets the latency of the next window; each line stands for `2^k` real ones.
-    pub(crate) fn end_window(&mut self, window_ps: u64, k: u32) {
+    /// Lines read and written in this window so far.
+    pub(crate) fn lines(&self) -> [u64; 2] {
+        [self.lines_read, self.lines_written]
+    }
+
+    /// Share of its bandwidth that these lines and other users take in a window; each line stands for `2^k` real ones.
+    pub(crate) fn used_by(
+        &self,
+        [lines_read, lines_written]: [u64; 2],
+        window_ps: u64,
+        k: u32,
+    ) -> f64 {
         let share = |lines: u64, per_s: u64| {
             let bytes = (lines << k) as f64 * LINE_BYTES as f64;
             bytes * 1e12 / (window_ps as f64 * per_s as f64)
         };
         let slower = self.latency_ps as f64 / self.model.latency_ps.max(1) as f64;
         let others = self.model.others_bytes_per_s as f64 / slower.max(1.0);
-        let read = share(self.lines_read, self.model.read_bytes_per_s)
+        let read = share(lines_read, self.model.read_bytes_per_s)
             + others / self.model.read_bytes_per_s as f64;
-        let written = share(self.lines_written, self.model.write_bytes_per_s);
-        let used = (read + written) / peak_at(self.model.curve, read, written);
+        let written = share(lines_written, self.model.write_bytes_per_s);
+        (read + written) / peak_at(self.model.curve, read, written)
+    }
+
+    /// Peak bandwidth of loads.
+    pub(crate) fn peak_bytes_per_s(&self) -> u64 {
+        self.model.read_bytes_per_s
+    }
+
+    /// Ends a window of time, in which this share of its bandwidth was in use. It sets the latency of the next window.
+    pub(crate) fn end_window(&mut self, used: f64) {
         self.used += (used - self.used) * NEWEST;
         let overload = self.overload * (self.used / USE_MAX).sqrt();
         self.overload = overload.clamp(1.0, OVERLOAD_MAX);
@@ -207,14 +237,23 @@ mod tests {
         others_bytes_per_s: 0,
     };
 
+    fn idle(model: TierModel, core_bytes_per_s: u64) -> LoadedTier {
+        LoadedTier::new(model, Level::First, core_bytes_per_s)
+    }
+
+    /// Ends a window with the tier's own traffic.
+    fn end(tier: &mut LoadedTier, window_ps: u64, k: u32) {
+        tier.end_window(tier.used_by(tier.lines(), window_ps, k));
+    }
+
     #[test]
     fn latency_follows_the_fit() {
         let window_ps = 1_000_000_000;
         let at = |share: f64| {
-            let mut tier = LoadedTier::new(DRAM, 12_000_000_000);
+            let mut tier = idle(DRAM, 12_000_000_000);
             for _ in 0..50 {
                 tier.lines_read = (share * 176e9 * 1e-3 / 64.0) as u64;
-                tier.end_window(window_ps, 0);
+                end(&mut tier, window_ps, 0);
             }
             tier.latency_ps as f64 / 1000.0
         };
@@ -310,7 +349,7 @@ mod tests {
         for (curve, peaks) in PEAKS {
             let bytes_per_s = (peaks[0] * 1e6) as u64;
             let at = |peak: f64, stores: f64| {
-                let mut tier = LoadedTier::new(
+                let mut tier = idle(
                     TierModel {
                         curve,
                         read_bytes_per_s: bytes_per_s,
@@ -323,7 +362,7 @@ mod tests {
                     let lines = 0.9 * peak * 1e6 * 1e-3 / LINE_BYTES as f64;
                     tier.lines_read = (lines * (1.0 - stores)) as u64;
                     tier.lines_written = (lines * stores) as u64;
-                    tier.end_window(window_ps, 0);
+                    end(&mut tier, window_ps, 0);
                 }
                 tier.latency_ps as f64
             };
@@ -352,14 +391,14 @@ mod tests {
             waiting in 1u64..2000,
             window_ns in 100_000u64..10_000_000,
         ) {
-            let mut tier = LoadedTier::new(DRAM, 12_000_000_000);
+            let mut tier = idle(DRAM, 12_000_000_000);
             let window_ps = window_ns * 1000;
             let (mut lines, windows) = (0, 200);
             for window in 0..windows {
                 let loads = waiting * window_ps / tier.latency_ps;
                 lines += if window >= windows / 2 { loads } else { 0 };
                 tier.lines_read = loads;
-                tier.end_window(window_ps, 0);
+                end(&mut tier, window_ps, 0);
             }
             let seconds = (windows / 2 * window_ps) as f64 / 1e12;
             prop_assert!((lines * LINE_BYTES) as f64 / seconds < 176e9 * 1.01);
@@ -371,8 +410,8 @@ mod tests {
         #[test]
         fn others_wait_as_well(times in 3u64..20) {
             let model = TierModel { others_bytes_per_s: times * DRAM.read_bytes_per_s, ..DRAM };
-            let mut tier = LoadedTier::new(model, 12_000_000_000);
-            (0..500).for_each(|_| tier.end_window(1_000_000_000, 0));
+            let mut tier = idle(model, 12_000_000_000);
+            (0..500).for_each(|_| end(&mut tier, 1_000_000_000, 0));
             let slower = tier.latency_ps as f64 / DRAM.latency_ps as f64;
             prop_assert!((slower * USE_MAX / times as f64 - 1.0).abs() < 0.02, "{}", slower);
         }
@@ -380,14 +419,11 @@ mod tests {
 
     #[test]
     fn scaled_lines_weigh_more() {
-        let (mut one, mut many) = (
-            LoadedTier::new(DRAM, 1 << 33),
-            LoadedTier::new(DRAM, 1 << 33),
-        );
+        let (mut one, mut many) = (idle(DRAM, 1 << 33), idle(DRAM, 1 << 33));
         one.lines_read = 1 << 20;
         many.lines_read = 1 << 16;
-        one.end_window(1_000_000_000, 0);
-        many.end_window(1_000_000_000, 4);
+        end(&mut one, 1_000_000_000, 0);
+        end(&mut many, 1_000_000_000, 4);
         assert_eq!(one.latency_ps, many.latency_ps);
         assert!(one.latency_ps > DRAM.latency_ps);
     }

@@ -7,6 +7,7 @@ use demeter_policy::benefit::Benefit;
 use demeter_policy::{BLOCK_SIZE, MIB, Pid};
 use demeter_scenario::{Scenario, System};
 
+use super::topologies::topology;
 use super::*;
 
 /// Runs at a scale at which a page stands for 32 real ones.
@@ -122,7 +123,7 @@ fn memory_grows_while_the_program_runs_whoever_manages_it() {
             world.run_until(s * PS_PER_S).unwrap();
             let guest = &mut world.vms[0].guest;
             let vma = guest.vmas()[1];
-            let there: u64 = guest.placement(&vma).iter().map(|bytes| bytes.0).sum();
+            let there: u64 = guest.spread(&vma).resident().0;
             // The program may not have touched all of its last block.
             assert!(
                 there <= vma.len().0 && there + BLOCK_SIZE > vma.len().0,
@@ -187,16 +188,10 @@ fn what_page_tables_cannot_hold_is_refused_in_one_line() {
 
 #[test]
 fn machines_and_programs_that_only_the_lab_has_are_refused_in_one_line() {
-    let shipped = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios");
-    let nodes = Scenario::load(&shipped.join("topo-three-tiers.toml")).unwrap();
-    let copies = scenario(&format!("{GUPS}\ncopies = 2"), "");
-    let mut bare = scenario(GUPS, "");
-    bare.machine.hmat = false;
-    for (scenario, key) in [
-        (nodes, "[[machine.node]]"),
-        (copies, "workload.copies"),
-        (bare, "machine.hmat"),
-    ] {
+    let shared = scenario(&format!("{GUPS}\nshared_by = 2"), "");
+    let mut several = topology("topo-three-tiers");
+    several.sim.vms = 2;
+    for (scenario, key) in [(shared, "workload.shared_by"), (several, "several VMs")] {
         let said = run(&scenario, System::None, 1, &|_| Ok(()))
             .unwrap_err()
             .to_string();

@@ -288,7 +288,7 @@ fn memory_is_idle_when_the_timed_phase_begins() {
     let programs = vec![Updates::new(256, 2)];
     let mut world = setup(&scenario).world(build(System::None), programs);
     let state = |world: &crate::world::World<Updates>| {
-        let tiers = world.host.machine.memory.tiers.iter();
+        let tiers = world.host.machine.memory.paths.iter();
         tiers
             .map(|t| (t.latency_ps, t.stream_ps, t.lines_read, t.lines_written))
             .collect::<Vec<_>>()

@@ -15,8 +15,8 @@ use demeter_policy::engine::{
     Classify, Config, Direction, Engine, Gain, Input, Misuse, NodeFacts, Request, Stage, Strategy,
 };
 use demeter_policy::{
-    Block, ByLevel, ByteCount, GuestVirtAddr, Level, PAGE_SIZE, PerTier, RankedRange, Relocation,
-    Sample, Spread, Tier, TierBytes, VirtRange,
+    Block, ByLevel, ByteCount, GuestVirtAddr, Level, NodeId, PAGE_SIZE, PerTier, Pid, Placer,
+    RankedRange, Relocation, Rooms, Sample, Spread, VirtRange,
 };
 
 use self::damon_tracker::DamonTracker;
@@ -28,6 +28,7 @@ use crate::guest::Guest;
 use crate::machine::actor::Actor;
 use crate::machine::cost::PS_PER_NS;
 use crate::machine::ledger::Cause;
+use crate::machine::memory::NodeIndex;
 use crate::machine::sampler::{Record, Sampling};
 
 /// The scheduler's weights of a thread at nice 0, and of the agent at nice -10 (`sched_prio_to_weight`).
@@ -35,14 +36,16 @@ const PROGRAM_WEIGHT: u64 = 1024;
 const AGENT_WEIGHT: u64 = 9548;
 
 /// Settings of an agent.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone)]
 pub(crate) struct AgentSettings {
     /// Parameters of range splitting in the paper's design.
     pub(crate) split: Split,
     /// Parameters that set the value of a sample.
     pub(crate) gain: Gain,
-    /// Settings of the engine. The guest supplies the size of fast memory.
+    /// Settings of the engine. The guest supplies the sizes of tiers.
     pub(crate) engine: Config,
+    /// Chooses target nodes. As the sockets' nodes come first, a socket has the number of its node.
+    pub(crate) placer: Placer,
     pub(crate) sampling: Sampling,
     /// The same for the paper's design, whose period is that of any machine.
     pub(crate) paper_sampling: Sampling,
@@ -79,6 +82,8 @@ pub(crate) struct SimulatedAgent<S: Strategy> {
     due_ps: u64,
     /// Number of samples so far.
     samples_seen: u64,
+    /// The size of each tier, as the engine knows it. Balloons do not change it.
+    sizes: ByLevel<ByteCount>,
     /// Requests of the engine, recorded in tests.
     #[cfg(test)]
     asked: Vec<String>,
@@ -91,7 +96,7 @@ impl<S: Strategy> SimulatedAgent<S> {
         strategy: fn(&AgentSettings, ByteCount) -> S,
     ) -> Self {
         Self {
-            settings: *settings,
+            settings: settings.clone(),
             traits,
             strategy,
             engine: None,
@@ -101,6 +106,7 @@ impl<S: Strategy> SimulatedAgent<S> {
             next_epoch_ps: 0,
             due_ps: 0,
             samples_seen: 0,
+            sizes: ByLevel::default(),
             #[cfg(test)]
             asked: vec![],
         }
@@ -163,9 +169,14 @@ impl<S: Strategy> SimulatedAgent<S> {
                     for (pid, vmas) in guest.processes() {
                         if engine.epoch() == 0 {
                             engine.push(Input::Started(pid))?;
+                            if self.settings.placer.has_choice() {
+                                let socket = guest.socket_of(pid) as u32;
+                                engine.push(Input::Near { pid, socket })?;
+                            }
                         }
                         engine.push(Input::Space { pid, vmas })?;
                     }
+                    self.follow(engine, guest)?;
                     self.push(engine, Input::Refreshed)?;
                 }
                 Request::Samples { most, wanted } => {
@@ -221,6 +232,19 @@ impl<S: Strategy> SimulatedAgent<S> {
         Ok(actor.now_ps() + in_kernel_ps)
     }
 
+    /// Reports sizes of tiers that have changed, since nodes come or go.
+    fn follow(&mut self, engine: &mut Engine<S>, guest: &Guest) -> Result<(), Misuse> {
+        let sizes = sizes_of(guest);
+        if !self.settings.placer.has_choice() || sizes == self.sizes {
+            return Ok(());
+        }
+        self.sizes = sizes;
+        engine.push(Input::Machine {
+            sizes,
+            cpus: self.settings.gain.cpus,
+        })
+    }
+
     /// Reports this epoch's samples, or the findings of DAMON.
     fn tell_samples(
         &mut self,
@@ -266,27 +290,21 @@ impl<S: Strategy> SimulatedAgent<S> {
         if !self.traits.in_kernel {
             actor.charge(cause, actor.costs.agent_read_nodes_ps);
         }
-        // Promotions that wait for reclaim use the watermark of promotions.
-        let fast = match S::RECLAIMS_MAX > 0 && engine.stage() == Stage::Moving {
-            true => guest.promotable(),
-            false => guest.usable(Tier::Fast),
-        };
-        let slow = guest.usable(Tier::Slow);
-        let usable = PerTier { fast, slow };
-        let latency_ns = |tier: Tier| {
-            let loaded = &actor.memory.tiers[tier as usize];
-            u32::try_from(loaded.latency_ps / PS_PER_NS).ok()
-        };
-        let facts = PerTier::from_fn(|tier| NodeFacts {
-            free: *usable.get(tier),
+        let is_moving = engine.stage() == Stage::Moving;
+        let mut facts = ByLevel::from_fn(|level| NodeFacts {
+            free: usable_of(guest, level),
             kept: ByteCount(0),
             // Copies of one's own are no load of the program's.
-            latency_ns: match engine.stage() {
-                Stage::Moving => None,
-                _ => latency_ns(tier),
+            latency_ns: match is_moving {
+                true => None,
+                false => loaded_ns(guest, actor, level),
             },
         });
-        self.push(engine, Input::Nodes(facts.into()))
+        // Promotions that wait for reclaim use the watermark of promotions.
+        if S::RECLAIMS_MAX > 0 && is_moving {
+            facts.get_mut(Level::First).free = guest.promotable();
+        }
+        self.push(engine, Input::Nodes(facts))
     }
 
     /// Executes the next batch of the plan, or lets reclaim free memory for it.
@@ -301,11 +319,19 @@ impl<S: Strategy> SimulatedAgent<S> {
         }
         match engine.request() {
             Request::Move {
-                direction, blocks, ..
+                pid,
+                level,
+                direction,
+                blocks,
             } => {
                 let began_ps = actor.now_ps();
-                let mut moved = |r: &Relocation| self.move_block(r.block, direction, guest, actor);
-                let places: Vec<_> = blocks.iter().map(&mut moved).collect();
+                let way = (level, direction);
+                let targets = self.targets(way, pid, blocks, guest, actor);
+                let mut moved = |(r, to): (&Relocation, NodeIndex)| {
+                    self.move_block(r.block, way, to, guest, actor)
+                };
+                let places = blocks.iter().zip(targets).map(&mut moved);
+                let places: Vec<_> = places.collect();
                 let took_ns = (self.took_ns)(actor.now_ps() - began_ps);
                 let moved = Input::Moved {
                     placements: &places,
@@ -322,25 +348,63 @@ impl<S: Strategy> SimulatedAgent<S> {
         }
     }
 
-    /// Moves a block; returns its new placement.
+    /// The target node of each block, as the live agent chooses it.
+    fn targets(
+        &self,
+        (level, direction): (Level, Direction),
+        pid: Pid,
+        batch: &[Relocation],
+        guest: &mut Guest,
+        actor: &mut Actor<'_>,
+    ) -> Vec<NodeIndex> {
+        let placer = &self.settings.placer;
+        let nodes = guest.all_nodes();
+        let mut rooms: Rooms = nodes.map(|node| (id(node), guest.usable(node))).collect();
+        let near = NodeId(guest.socket_of(pid) as u32);
+        let has_choice = placer.has_choice();
+        if has_choice {
+            let look_ups = match direction {
+                Direction::Promotion => 0,
+                Direction::Demotion => batch.len() as u64,
+            };
+            let look_ups_ps = look_ups * actor.costs.agent_lookup_ps;
+            actor.charge(
+                Cause::Migrate,
+                actor.costs.agent_read_nodes_ps + look_ups_ps,
+            );
+        }
+        let mut to = |r: &Relocation| {
+            let node = match direction {
+                Direction::Promotion => placer.promote(level, near, r.bytes, &mut rooms),
+                Direction::Demotion => {
+                    let from = has_choice
+                        .then(|| guest.main_node(r.block, level))
+                        .flatten();
+                    placer.demote(level, from.map_or(near, id), r.bytes, &mut rooms)
+                }
+            };
+            NodeIndex(node.0 as usize)
+        };
+        batch.iter().map(&mut to).collect()
+    }
+
+    /// Moves a block over the boundary below a tier; returns its new placement.
     fn move_block(
         &self,
         block: Block,
-        direction: Direction,
+        (level, direction): (Level, Direction),
+        to: NodeIndex,
         guest: &mut Guest,
         actor: &mut Actor<'_>,
     ) -> Spread {
-        let to = match direction {
-            Direction::Promotion => Tier::Fast,
-            Direction::Demotion => Tier::Slow,
-        };
-        if to == Tier::Fast && guest.wants_huge() {
+        if direction == Direction::Promotion && guest.wants_huge() {
             guest.collapse(block, actor);
         }
+        let pages = guest.pages_across(block, level, direction);
         if self.traits.moves_singly {
-            guest.migrate_block_singly(block, to, actor);
+            guest.migrate_singly(&pages, to, actor);
         } else {
-            guest.migrate_block(block, to, actor);
+            guest.migrate_pages(&pages, to, actor);
         }
         place(block, guest)
     }
@@ -357,10 +421,41 @@ impl<S: Strategy> SimulatedAgent<S> {
 /// The placement of a block.
 fn place(block: Block, guest: &mut Guest) -> Spread {
     let range = VirtRange::new(block.start(), Block(block.0 + 1).start());
-    range.map_or_else(Spread::default, |range| {
-        let [fast, slow] = guest.placement(&range);
-        TierBytes { fast, slow }.into()
-    })
+    range.map_or_else(Spread::default, |range| guest.spread(&range))
+}
+
+/// The size of each tier.
+fn sizes_of(guest: &Guest) -> ByLevel<ByteCount> {
+    let mut sizes = ByLevel::<ByteCount>::default();
+    for node in guest.all_nodes() {
+        let size = u64::from(guest.frames_of(node)) << guest.page_bits();
+        sizes.get_mut(guest.level_of(node)).0 += size;
+    }
+    sizes
+}
+
+/// Memory of a tier that programs can take, summed by node: one node's reserve cannot be used on another.
+fn usable_of(guest: &Guest, level: Level) -> ByteCount {
+    let nodes = guest.all_nodes();
+    let of_tier = nodes.filter(|&node| guest.level_of(node) == level);
+    ByteCount(of_tier.map(|node| guest.usable(node).0).sum())
+}
+
+/// Latency of a tier under load. As in a live agent, it is known where each tier is one node.
+fn loaded_ns(guest: &Guest, actor: &Actor<'_>, level: Level) -> Option<u32> {
+    let nodes = guest.nodes_with_memory();
+    let mut levels: Vec<Level> = nodes.map(|node| guest.level_of(node)).collect();
+    levels.sort_unstable();
+    let mut of_tier = guest.nodes_with_memory();
+    let node = of_tier.find(|&node| guest.level_of(node) == level)?;
+    let is_simple = levels.windows(2).all(|pair| pair[0] != pair[1]);
+    let ns = actor.latency_ps(node) / PS_PER_NS;
+    u32::try_from(ns).ok().filter(|_| is_simple)
+}
+
+/// The number of a node, as the placer knows it.
+fn id(node: NodeIndex) -> NodeId {
+    NodeId(node.0 as u32)
 }
 
 impl<S: Strategy> Manager for SimulatedAgent<S> {
@@ -377,10 +472,10 @@ impl<S: Strategy> Manager for SimulatedAgent<S> {
     }
 
     fn start(&mut self, guest: &Guest, now_ps: u64, _filling: bool) -> u64 {
-        let fast_size = guest.frames_of(Tier::Fast);
-        let fast_size = ByteCount(u64::from(fast_size) << guest.page_bits());
         let mut config = self.settings.engine;
-        *config.sizes.get_mut(Level::First) = fast_size;
+        config.sizes = sizes_of(guest);
+        self.sizes = config.sizes;
+        let fast_size = *config.sizes.get(Level::First);
         let strategy = (self.strategy)(&self.settings, fast_size);
         self.engine = Some(Engine::new(strategy, config));
         self.next_epoch_ps = now_ps + self.settings.epoch_ps;
@@ -426,12 +521,15 @@ impl<S: Strategy> Manager for SimulatedAgent<S> {
 
     fn benefit(&self, guest: &Guest, running_ms: u32) -> Option<Benefit> {
         let engine = self.engine.as_ref()?;
-        let ByLevel([fast, slow, ..]) = self.settings.gain.latency_ns;
+        let latency_ns = self.settings.gain.latency_ns;
         let observed = Observed {
             ranking: engine.ranking(),
             residency: engine.residency(),
             served: matches!(self.tracker, Tracker::Sampler(_)).then(|| engine.served()),
-            latency_ns: PerTier { fast, slow },
+            latency_ns: PerTier {
+                fast: *latency_ns.get(Level::First),
+                slow: *latency_ns.get(self.settings.engine.slowest),
+            },
             running_ms,
             loads_per_s: match self.tracker {
                 Tracker::Sampler(_) => Some(engine.rate() * self.settings.sampling.period as f64),
@@ -440,7 +538,7 @@ impl<S: Strategy> Manager for SimulatedAgent<S> {
             overlaps: false,
         };
         let managed: u64 = engine.processes().map(|p| p.placement.fast.0).sum();
-        let usable = managed.saturating_add(guest.usable(Tier::Fast).0);
+        let usable = managed.saturating_add(usable_of(guest, Level::First).0);
         let others = guest.owned_fast().0.saturating_sub(usable);
         Some(observed.benefit()?.beside(ByteCount(others)))
     }

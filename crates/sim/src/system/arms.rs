@@ -277,7 +277,7 @@ impl Arms {
 
     /// Measures slow memory's traffic and the tiers' latencies.
     fn test(&mut self, actor: &Actor<'_>) {
-        let [fast, slow] = &actor.memory.tiers;
+        let [fast, slow] = actor.memory.tiers();
         let lines = (slow.lines_ever() - self.lines_before) << actor.k;
         self.lines_before = slow.lines_ever();
         let ns = TURNS_PER_TEST * TURN_PS / 1000;

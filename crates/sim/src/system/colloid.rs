@@ -105,7 +105,7 @@ impl Load {
 
     /// Reads the counters.
     pub(super) fn measure(&mut self, actor: &Actor<'_>) {
-        for (i, tier) in actor.memory.tiers.iter().enumerate() {
+        for (i, tier) in actor.memory.tiers().into_iter().enumerate() {
             let lines = tier.lines_ever();
             let new = (lines - self.lines_before[i]) as f64 * f64::from(1u32 << actor.k);
             self.lines_before[i] = lines;

@@ -222,7 +222,7 @@ impl Hemem {
 /// The tier of a 2 MiB page, if mapped. If it is split, the tier of its first part.
 pub(super) fn tier_of(guest: &Guest, block: Block) -> Option<Tier> {
     let (entry, _) = guest.tables.find(block.start())?;
-    Some(guest.node_of(entry.index()))
+    Some(guest.tier_of(entry.index()))
 }
 
 impl Manager for Hemem {

@@ -326,7 +326,7 @@ impl HybridTier {
             let momentum = self.momentum.add(at.0, samples);
             let is_hot = frequency >= self.limit || momentum >= self.kind.momentum;
             let entry = guest.tables.find(at);
-            if is_hot && entry.is_some_and(|(e, _)| guest.node_of(e.index()) == Tier::Slow) {
+            if is_hot && entry.is_some_and(|(e, _)| guest.tier_of(e.index()) == Tier::Slow) {
                 hot.push(at);
             }
         }
@@ -521,7 +521,7 @@ impl HybridTier {
 
 /// Lines transferred by both tiers.
 fn lines(actor: &Actor<'_>) -> [u64; 2] {
-    let [fast, slow] = &actor.memory.tiers;
+    let [fast, slow] = actor.memory.tiers();
     [fast.lines_ever(), slow.lines_ever()]
 }
 

@@ -137,7 +137,7 @@ impl Pghot {
             return;
         };
         let frame = entry.index();
-        if guest.node_of(frame) == Tier::Fast {
+        if guest.tier_of(frame) == Tier::Fast {
             return;
         }
         let hotness = self.hotness.entry(frame).or_default();
@@ -172,7 +172,7 @@ impl Pghot {
             let Some((entry, size)) = found.filter(|(entry, _)| entry.index() == frame) else {
                 continue;
             };
-            debug_assert_eq!(guest.node_of(entry.index()), Tier::Slow);
+            debug_assert_eq!(guest.tier_of(entry.index()), Tier::Slow);
             if hotness.since_ms(now_ms) >= WINDOW_MS {
                 continue;
             }

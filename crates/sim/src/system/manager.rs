@@ -33,7 +33,7 @@ pub(crate) struct Managed<'a> {
     /// The fast tier and the slow one.
     pub(crate) tiers: [TierModel; 2],
     /// Settings of the agent.
-    pub(crate) agent: AgentSettings,
+    pub(crate) agent: &'a AgentSettings,
     /// Whether Memtis may use all fast memory.
     pub(crate) memtis_unlimited: bool,
     /// Settings of a rival; none for its defaults.

@@ -121,7 +121,7 @@ impl Memstrata {
         ];
         let [missed_ps, worked_ps] = [0, 1].map(|i| now_ps[i] - self.before_ps[i]);
         self.before_ps = now_ps;
-        let [hit, more] = [0, 1].map(|tier| actor.memory.tiers[tier].latency_ps as f64);
+        let [hit, more] = actor.memory.tiers().map(|tier| tier.latency_ps as f64);
         let lost_ps = missed_ps as f64 * more / (hit + more);
         lost_ps / (worked_ps as f64 - lost_ps).max(1.0)
     }

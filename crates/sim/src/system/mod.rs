@@ -104,11 +104,11 @@ pub(crate) fn build(system: System) -> Build {
         System::HeteroOs => |_| Box::new(HeteroOs::default()),
         System::FlatMode => |_| Box::new(HardwareAlone),
         System::Memstrata => |_| Box::new(Memstrata::default()),
-        System::Demeter => |managed| Box::new(SimulatedAgent::product(&managed.agent)),
-        System::DemeterDamon => |managed| Box::new(SimulatedAgent::on_damon(&managed.agent)),
-        System::DemeterWorker => |managed| Box::new(SimulatedAgent::polling(&managed.agent)),
-        System::DemeterBlocks => |managed| Box::new(SimulatedAgent::blocks(&managed.agent)),
-        System::DemeterSequential => |managed| Box::new(SimulatedAgent::sequential(&managed.agent)),
-        System::DemeterPaper => |managed| Box::new(SimulatedAgent::paper(&managed.agent)),
+        System::Demeter => |managed| Box::new(SimulatedAgent::product(managed.agent)),
+        System::DemeterDamon => |managed| Box::new(SimulatedAgent::on_damon(managed.agent)),
+        System::DemeterWorker => |managed| Box::new(SimulatedAgent::polling(managed.agent)),
+        System::DemeterBlocks => |managed| Box::new(SimulatedAgent::blocks(managed.agent)),
+        System::DemeterSequential => |managed| Box::new(SimulatedAgent::sequential(managed.agent)),
+        System::DemeterPaper => |managed| Box::new(SimulatedAgent::paper(managed.agent)),
     }
 }

@@ -129,7 +129,7 @@ impl Nomad {
             let Some(is_active) = guest.is_active(frame) else {
                 continue;
             };
-            if guest.node_of(frame) == Tier::Fast {
+            if guest.tier_of(frame) == Tier::Fast {
                 continue;
             }
             if accessed && is_active {

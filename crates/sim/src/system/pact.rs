@@ -168,7 +168,7 @@ impl Pact {
             .into_iter()
             .filter(|&gva| {
                 let found = guest.tables.find(gva);
-                found.is_some_and(|(entry, _)| guest.node_of(entry.index()) == Tier::Slow)
+                found.is_some_and(|(entry, _)| guest.tier_of(entry.index()) == Tier::Slow)
             })
             .collect();
         self.samples_seen += slow.len() as u64;
@@ -207,7 +207,7 @@ impl Pact {
                 && let Some(&at) = self.queue.front()
             {
                 let found = guest.tables.find(at);
-                let slow = found.filter(|(entry, _)| guest.node_of(entry.index()) == Tier::Slow);
+                let slow = found.filter(|(entry, _)| guest.tier_of(entry.index()) == Tier::Slow);
                 let size = slow.map(|(_, size)| size);
                 let start = size.map(|size| guest.page_start(at, size));
                 // A huge page goes up once, whatever part of it waits.

@@ -126,7 +126,7 @@ impl<P: Program> Vm<P> {
     }
 
     /// An idle virtual CPU, advanced to `now_ps`.
-    fn idle_at(&mut self, now_ps: u64) -> Option<usize> {
+    pub(super) fn idle_at(&mut self, now_ps: u64) -> Option<usize> {
         let last = self.hardware.vcpus.len() - 1;
         (last >= self.busy).then(|| {
             wait_until(&mut self.hardware.vcpus[last..], now_ps);

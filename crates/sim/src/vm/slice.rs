@@ -117,6 +117,7 @@ impl<P: Program> Vm<P> {
         let taken = self.take_slice(on, &mut thread, slice, host);
         let ops = (thread.operations() - before) << self.hardware.k;
         self.ops += ops;
+        self.ops_by_process[self.program.process_of(which) as usize] += ops;
         let compute_ps = ops * self.program.compute_ps(which);
         self.hardware.vcpus[on].charge(Cause::Compute, compute_ps);
         thread.operation.compute(compute_ps);

@@ -1,6 +1,6 @@
 //! Statistics of a VM.
 
-use demeter_policy::{GuestPhysAddr, Tier};
+use demeter_policy::GuestPhysAddr;
 
 use super::{Host, Vm};
 use crate::program::Program;
@@ -34,13 +34,14 @@ impl<P: Program> Vm<P> {
         self.manager.samples_seen()
     }
 
-    /// Share of the program's hot set in the fast tier, 0 to 1; none if the program does not declare a hot set.
-    /// Unmapped memory counts as not fast.
+    /// Share of the program's hot set in the fast tier, 0 to 1; none if the program does not declare a hot set. Where
+    /// processes run on several sockets, only the nearest node counts. Unmapped memory counts as not fast.
     pub(crate) fn hot_in_fast(&mut self, host: &Host, now_ns: u64) -> Option<f64> {
         let page_bits = self.guest.page_bits();
         let (mut all, mut fast) = (0u64, 0.0);
         let hot = self.program.hot(now_ns);
         for range in &hot {
+            let fast_nodes = self.guest.fast_nodes(self.guest.pid_of(range.start()));
             let mut frames = vec![];
             self.guest
                 .tables
@@ -52,12 +53,12 @@ impl<P: Program> Vm<P> {
                 for frame in first..first + count {
                     let gpa = GuestPhysAddr(u64::from(frame) << page_bits);
                     let backed = self.backing.tree.frame(gpa);
-                    let share = |tier: Tier| f64::from(u8::from(tier == Tier::Fast));
+                    let share = |node| f64::from(u8::from(fast_nodes.contains(&node)));
                     all += 1;
                     fast += match (backed, &host.machine.memory.flat) {
                         _ if self.backing.is_native => share(self.guest.node_of(frame)),
                         (Some(backed), Some(flat)) => flat.in_fast(backed),
-                        (Some(backed), None) => share(host.hypervisor.tier_of(backed)),
+                        (Some(backed), None) => share(host.hypervisor.node_of(backed)),
                         (None, _) => 0.0,
                     };
                 }

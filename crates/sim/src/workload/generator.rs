@@ -15,6 +15,11 @@ pub(crate) trait Generator: Send {
     /// Number of threads, at least one.
     fn threads(&self) -> u32;
 
+    /// As [`crate::Program::process_of`].
+    fn process_of(&self, _thread: usize) -> u32 {
+        0
+    }
+
     /// As [`crate::Program::next`], with addresses in `memory`.
     fn next(&mut self, memory: &ProgramMemory, thread: usize, now_ns: u64, out: &mut Batch);
 

@@ -3,6 +3,8 @@
 //! An update is a load and a store of one word, in the hot set with probability `hot_weight`, otherwise in the rest.
 //! The hot set lies at the start of the array, or with `reverse` at its end. It may jump to the middle, or change its
 //! size in phases while it keeps its end of the array. With `scattered`, the array's blocks of 2 MiB are then shuffled.
+//!
+//! Each copy is a process with an array and threads of its own. Threads take the copies in turn.
 
 use demeter_policy::{BLOCK_SIZE, MIB};
 use demeter_scenario as scenario;
@@ -15,7 +17,6 @@ use crate::machine::cost::PS_PER_NS;
 use crate::{Batch, Region};
 
 const WORD: u64 = 8;
-const ARRAY: usize = 0;
 
 /// Estimated: index arithmetic and two random numbers, six cycles besides the accesses.
 const UPDATE_PS: u64 = 2_000;
@@ -26,9 +27,10 @@ pub(crate) struct Gups {
     hot_sets: Vec<HotSet>,
     /// Random numbers below this select the hot set.
     hot_below: u64,
-    /// The position of each block, if blocks are shuffled.
-    blocks: Option<Scatter>,
+    /// The position of each block, if blocks are shuffled, by copy.
+    blocks: Vec<Option<Scatter>>,
     compute_ps: u64,
+    /// By thread.
     rngs: Vec<Rng>,
 }
 
@@ -56,18 +58,32 @@ impl Gups {
             start: (bytes - first.bytes) / 2 / BLOCK_SIZE * BLOCK_SIZE,
             ..first
         });
+        let copies = || (0..gups.copies).map(|copy| (copy, seed.wrapping_add(copy.into())));
+        let by_copy: Vec<Vec<Rng>> = copies()
+            .map(|(_, seed)| Rng::for_threads(seed, gups.threads))
+            .collect();
+        let threads = 0..gups.threads as usize;
+        let rngs = threads.flat_map(|thread| by_copy.iter().map(move |rngs| rngs[thread].clone()));
+        let rngs = rngs.collect();
         let phases = gups.phases.iter();
         let phases = phases.map(|phase| at_its_end(phase.at_s, phase.hot_mib));
         Self {
             bytes,
             hot_sets: std::iter::once(first).chain(jump).chain(phases).collect(),
             hot_below: bound(gups.hot_weight),
-            blocks: gups
-                .scattered
-                .then(|| Scatter::new(bytes / BLOCK_SIZE, seed)),
+            blocks: copies()
+                .map(|(_, seed)| {
+                    gups.scattered
+                        .then(|| Scatter::new(bytes / BLOCK_SIZE, seed))
+                })
+                .collect(),
             compute_ps: UPDATE_PS + gups.compute_ns * PS_PER_NS,
-            rngs: Rng::for_threads(seed, gups.threads),
+            rngs,
         }
+    }
+
+    fn copy_of(&self, thread: usize) -> usize {
+        thread % self.blocks.len()
     }
 
     fn hot_set(&self, now_ns: u64) -> HotSet {
@@ -78,15 +94,24 @@ impl Gups {
 
 impl Generator for Gups {
     fn regions(&self) -> Vec<Region> {
-        vec![region("array", self.bytes)]
+        let array = |copy| Region {
+            process: copy,
+            ..region("array", self.bytes)
+        };
+        (0..self.blocks.len() as u32).map(array).collect()
     }
 
     fn threads(&self) -> u32 {
         self.rngs.len() as u32
     }
 
+    fn process_of(&self, thread: usize) -> u32 {
+        self.copy_of(thread) as u32
+    }
+
     fn next(&mut self, memory: &ProgramMemory, thread: usize, now_ns: u64, out: &mut Batch) {
-        let array = memory.base(ARRAY);
+        let copy = self.copy_of(thread);
+        let (array, blocks) = (memory.base(copy), &self.blocks[copy]);
         let hot = self.hot_set(now_ns);
         let hot_words = hot.bytes / WORD;
         let cold_words = (self.bytes - hot.bytes) / WORD;
@@ -103,7 +128,7 @@ impl Generator for Gups {
                     cold + hot.bytes
                 }
             };
-            let at = array + placed(&self.blocks, offset);
+            let at = array + placed(blocks, offset);
             out.push(load(at));
             out.push(store(at));
             out.ops += 1;
@@ -112,20 +137,23 @@ impl Generator for Gups {
 
     fn hot(&self, now_ns: u64) -> Vec<Extent> {
         let hot = self.hot_set(now_ns);
-        let extent = |offset, bytes| Extent {
-            region: ARRAY,
-            offset,
-            bytes,
+        let of_copy = |(region, blocks): (usize, &Option<Scatter>)| {
+            let extent = |offset, bytes| Extent {
+                region,
+                offset,
+                bytes,
+            };
+            let Some(blocks) = blocks else {
+                return vec![extent(hot.start, hot.bytes)];
+            };
+            let hot = hot.start / BLOCK_SIZE..(hot.start + hot.bytes) / BLOCK_SIZE;
+            let mut hot: Vec<u64> = hot.map(|block| blocks.at(block)).collect();
+            hot.sort_unstable();
+            let hot = hot.into_iter();
+            hot.map(|block| extent(block * BLOCK_SIZE, BLOCK_SIZE))
+                .collect::<Vec<_>>()
         };
-        let Some(blocks) = &self.blocks else {
-            return vec![extent(hot.start, hot.bytes)];
-        };
-        let hot = hot.start / BLOCK_SIZE..(hot.start + hot.bytes) / BLOCK_SIZE;
-        let mut hot: Vec<u64> = hot.map(|block| blocks.at(block)).collect();
-        hot.sort_unstable();
-        let hot = hot.into_iter();
-        hot.map(|block| extent(block * BLOCK_SIZE, BLOCK_SIZE))
-            .collect()
+        self.blocks.iter().enumerate().flat_map(of_copy).collect()
     }
 
     fn compute_ps(&self, _thread: usize) -> u64 {

@@ -1,5 +1,7 @@
 //! A program's memory: regions in allocation order, their addresses, and first touch.
 
+use std::ops::Range;
+
 use demeter_policy::{ByteCount, GuestVirtAddr, VirtRange};
 
 use crate::{Access, Batch, Region};
@@ -14,8 +16,18 @@ pub(crate) struct ProgramMemory {
     /// Number of regions before the program's own: the idle one, if any.
     skip: usize,
     bases: Vec<GuestVirtAddr>,
-    /// The next page to touch: region, byte offset.
-    untouched: (usize, u64),
+    /// Processes that still touch memory for the first time. They take turns.
+    untouched: Vec<Untouched>,
+    /// The process whose turn it is.
+    turn: usize,
+}
+
+/// Regions that one process touches in order.
+#[derive(Debug, Clone)]
+struct Untouched {
+    regions: Range<usize>,
+    /// The next page of the first region.
+    offset: u64,
 }
 
 /// A part of a region.
@@ -38,10 +50,30 @@ impl ProgramMemory {
         }
         Self {
             bases: vec![GuestVirtAddr(0); regions.len()],
+            untouched: vec![Untouched {
+                regions: 0..regions.len(),
+                offset: 0,
+            }],
+            turn: 0,
             regions,
             skip,
-            untouched: (0, 0),
         }
+    }
+
+    /// The memory of processes that start together: they touch their pages in turn, instead of one after the other.
+    pub(crate) fn touched_in_turn(self) -> Self {
+        let mut from = 0;
+        let of_processes = self.regions.chunk_by(|a, b| a.process == b.process);
+        let untouched = of_processes.map(|regions| {
+            let first = from;
+            from += regions.len();
+            Untouched {
+                regions: first..from,
+                offset: 0,
+            }
+        });
+        let untouched = untouched.collect();
+        Self { untouched, ..self }
     }
 
     /// All regions, the idle one first.
@@ -70,17 +102,20 @@ impl ProgramMemory {
     /// Appends stores to untouched pages that are mapped from the start, until the batch is full. They follow
     /// allocation and address order. Returns false if none was left.
     pub(crate) fn populate(&mut self, page_bytes: u64, out: &mut Batch) -> bool {
-        while out.room() > 0 {
-            let (region, offset) = self.untouched;
-            let Some(ByteCount(bytes)) = self.regions.get(region).map(|r| r.start) else {
-                break;
-            };
-            if offset >= bytes {
-                self.untouched = (region + 1, 0);
-                continue;
+        while out.room() > 0 && !self.untouched.is_empty() {
+            self.turn %= self.untouched.len();
+            let process = &mut self.untouched[self.turn];
+            let region = process.regions.start;
+            if process.regions.is_empty() {
+                self.untouched.remove(self.turn);
+            } else if process.offset >= self.regions[region].start.0 {
+                process.regions.start += 1;
+                process.offset = 0;
+            } else {
+                out.push(store(self.bases[region].0 + process.offset));
+                process.offset += page_bytes;
+                self.turn += 1;
             }
-            out.push(store(self.bases[region].0 + offset));
-            self.untouched = (region, offset + page_bytes);
         }
         !out.accesses().is_empty()
     }

@@ -72,8 +72,12 @@ impl Workload {
                 Box::new(replay::Replay::open(trace)?)
             }
         };
+        let memory = ProgramMemory::new(kind.cold_mib() * MIB, generator.regions());
         Ok(Self {
-            memory: ProgramMemory::new(kind.cold_mib() * MIB, generator.regions()),
+            memory: match kind.copies() {
+                1 => memory,
+                _ => memory.touched_in_turn(),
+            },
             generator,
         })
     }
@@ -111,6 +115,10 @@ impl Program for Workload {
 
     fn threads(&self) -> usize {
         self.generator.threads() as usize
+    }
+
+    fn process_of(&self, thread: usize) -> u32 {
+        self.generator.process_of(thread)
     }
 
     fn populate(&mut self, page_bytes: u64, out: &mut Batch) -> bool {

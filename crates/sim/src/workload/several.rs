@@ -37,6 +37,10 @@ impl Generator for Several {
         self.threads.len() as u32
     }
 
+    fn process_of(&self, thread: usize) -> u32 {
+        self.threads[thread].0 as u32
+    }
+
     fn next(&mut self, memory: &ProgramMemory, thread: usize, now_ns: u64, out: &mut Batch) {
         let (process, thread) = self.threads[thread];
         self.processes[process].next(memory, thread, now_ns, out);

@@ -46,7 +46,7 @@ impl Rig {
             core: Core::new(cpu, 12),
             guest: Radix::new(4, 12),
             host: Radix::new(4, 12),
-            memory: Memory::new(cpu, [tier; 2], 1 << 40),
+            memory: Memory::of_tiers(cpu, [tier; 2], 1 << 40),
             sampler: Sampler::new(0),
             bill: Bill::default(),
         }

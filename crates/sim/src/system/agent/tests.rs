@@ -2,7 +2,7 @@
 
 use demeter_policy::engine::ByHeat;
 use demeter_policy::engine::conformance::{EpochScript, Rig, Script, WORTH_MUCH, conforms};
-use demeter_policy::{BLOCK_SIZE, Tuning};
+use demeter_policy::{BLOCK_SIZE, Distances, Tier, Tuning};
 use proptest::prelude::*;
 
 use super::*;
@@ -35,6 +35,7 @@ fn settings(tuning: &Tuning) -> AgentSettings {
         sampling,
         paper_sampling: sampling,
         epoch_ps: tuning.epoch_ms * 1_000_000_000,
+        placer: Placer::new(vec![vec![NodeId(0)], vec![NodeId(1)]], Distances::new()),
         vcpus: 1,
     }
 }

@@ -38,7 +38,10 @@ impl SimulatedAgent<ByHeat> {
             waits: WAITS,
             ..settings.gain
         };
-        let settings = AgentSettings { gain, ..*settings };
+        let settings = AgentSettings {
+            gain,
+            ..settings.clone()
+        };
         Self::new(&settings, traits, |s, _| ByHeat::new(s.gain))
     }
 
@@ -81,7 +84,7 @@ impl SimulatedAgent<Paper> {
         };
         let settings = AgentSettings {
             sampling: settings.paper_sampling,
-            ..*settings
+            ..settings.clone()
         };
         Self::new(&settings, traits, |s, capacity| Paper {
             split: s.split,
