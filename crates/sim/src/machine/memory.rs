@@ -40,8 +40,9 @@ pub(crate) struct Memory {
     nodes: usize,
     /// Memory tiered by the memory controller.
     pub(crate) flat: Option<Box<Flat>>,
-    /// First line of each node but the first.
-    starts: Vec<u64>,
+    /// First line of the second node, and of all later ones. Most machines have two nodes.
+    second: u64,
+    later: Vec<u64>,
 }
 
 impl Memory {
@@ -54,13 +55,15 @@ impl Memory {
                 .map(move |node| (node.from[socket], node.level));
             paths.map(|(model, level)| LoadedTier::new(model, level, cpu.core_stream_bytes_per_s))
         };
+        let mut starts = starts.iter().map(|start| start >> LINE_BITS);
         Self {
             l3: vec![Assoc::new(cpu.caches[2].geometry); sockets],
             l3_hit_ps: cpu.caches[2].hit_ps,
             paths: (0..sockets).flat_map(paths_of).collect(),
             nodes: nodes.len(),
             flat: None,
-            starts: starts.iter().map(|start| start >> LINE_BITS).collect(),
+            second: starts.next().unwrap_or(u64::MAX),
+            later: starts.collect(),
         }
     }
 
@@ -77,7 +80,11 @@ impl Memory {
     /// The node of a line.
     #[inline(always)]
     pub(crate) fn node_of_line(&self, line: u64) -> usize {
-        self.starts.iter().filter(|&&start| line >= start).count()
+        let node = usize::from(line >= self.second);
+        match self.later.is_empty() {
+            true => node,
+            false => node + self.later.iter().filter(|&&start| line >= start).count(),
+        }
     }
 
     /// The first of a socket's paths.
@@ -115,7 +122,7 @@ impl Memory {
 
     /// The first page of slow memory, of `2^page_bits` bytes.
     pub(crate) fn first_slow_page(&self, page_bits: u32) -> u32 {
-        (self.starts[0] >> (page_bits - LINE_BITS)) as u32
+        (self.second >> (page_bits - LINE_BITS)) as u32
     }
 }
 
