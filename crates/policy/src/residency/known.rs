@@ -51,8 +51,8 @@ impl Known {
 
 /// The knowledge of one block, if any, in twelve bytes. A machine with 1 TiB has half a million.
 ///
-/// From the lowest bit on: ten bits for the pages in each tier, four for failures, two each for first and present tier,
-/// one that is set if the block is known. The last word is the end of the back-off.
+/// The first two words have, from the lowest bit on, ten bits for the pages in each tier and four for failures. Two each
+/// for first and present tier follow, and one that is set if the block is known. The last word is the end of the back-off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Packed([u32; 3]);
 
