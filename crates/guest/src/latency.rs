@@ -164,7 +164,7 @@ struct NodeBuffer {
 unsafe impl Send for NodeBuffer {}
 
 impl NodeBuffer {
-    /// Memory of this node for so many steps.
+    /// Memory of this node, with room for `steps` steps.
     ///
     /// # Errors
     /// The node has no room for it.

@@ -1,4 +1,4 @@
-//! What an event costs in each tier under the tiers' load now.
+//! The cost of an event in each tier under the tiers' load now.
 //!
 //! # Problem
 //! A tier that serves all that its bandwidth allows is slower than when idle. It may be slower than the tier below. Hot
@@ -91,8 +91,8 @@ impl Load {
         Level::ALL.into_iter().any(is_loaded)
     }
 
-    /// The extra cost of an event in a tier compared with the next slower one, seconds; above zero if load has made the
-    /// tier the slower one of both.
+    /// The extra cost of an event in a tier compared with the one below, seconds. It is above zero if load has made the tier
+    /// the slower one.
     pub fn excess_s(&self, level: Level) -> f64 {
         let below = level.slower().next();
         below.map_or(0.0, |below| {

@@ -129,7 +129,7 @@ pub struct Rule {
     promises: ByLevel<[f64; WINDOWS]>,
     /// The window whose exchanges did not fit the last epoch, for each boundary.
     unfinished: ByLevel<Option<usize>>,
-    /// What an event costs in each tier now.
+    /// The cost of an event in each tier now.
     load: Load,
     balance: Balance,
     scans: ByLevel<Scan>,

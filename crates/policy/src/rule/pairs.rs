@@ -20,7 +20,7 @@ struct Candidates<'a> {
     slow: Vec<Unit<'a>>,
     /// Coldest first.
     fast: Vec<Unit<'a>>,
-    /// Those of a tier that its load has made slower than the next one, hottest first.
+    /// Units of a tier that load has made slower than the one below, hottest first.
     overloaded: Vec<Unit<'a>>,
 }
 

@@ -497,7 +497,7 @@ proptest! {
         let first = if is_in_fast { 0 } else { machine.blocks - hot };
         let hits_unmanaged = 0.025 + if is_in_fast { 0.9 } else { 0.0 };
         let hits_most = 0.925;
-        // Idle fast memory would be used so many times over.
+        // `used` times the bandwidth that the program would take from idle fast memory.
         let peak = machine.accesses(hits_most, machine.fast_ns) / used;
         let machine = Machine { peak, ..machine };
         let rate = |hits| machine.accesses(hits, machine.fast_ns(hits));

@@ -108,7 +108,7 @@ fn a_node_that_goes_is_emptied_and_not_filled_again() {
 #[test]
 fn a_node_that_comes_takes_memory_from_then_on() {
     let mut scenario = topology("topo-late-node");
-    // What the agent demotes finds room there only.
+    // Only there demoted memory finds room.
     scenario.machine.node[1].usable_mib = 182;
     let comes_at_s = scenario.machine.node[2].comes_at_s.unwrap() as usize;
     let (used, hot) = of_last_node(&scenario);
