@@ -2,8 +2,8 @@
 //!
 //! # Approach
 //! The agent keeps 64 KiB of memory in each node. A measurement flushes lines of it and loads them, each load dependent on
-//! the one before, which takes some microseconds. The median of a few rounds counts, as a round may be interrupted. Hypervisors and processors may not flush: where the first measurements are not near
-//! the latency that larger memory had, nothing is measured later.
+//! the one before. The median of a few rounds counts, as a round may be interrupted. Hypervisors and processors may not
+//! flush: where the first measurements are not near the latency that larger memory had, nothing is measured later.
 
 use std::collections::BTreeMap;
 use std::time::Instant;

@@ -16,7 +16,6 @@
 //!    Income that was steady for up to sixteen seconds is lent for as long again. Once moved memory is seen to earn, the
 //!    time for which a block was hot before its move counts, too. When the bucket is empty, blocks may only go back to where
 //!    they lay first. Moves that have lost as much as it held at first, and still lose, are undone.
-//!
 //! 4. Latencies are those of tiers under their load now. A tier that load has made slower than the one below is relieved of
 //!    its hottest blocks (`load`).
 //!
