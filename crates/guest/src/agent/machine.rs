@@ -188,9 +188,9 @@ impl Machine {
     }
 
     /// Current free memory of each tier, and its latency under load now.
-    pub fn facts_under_load(&self) -> Result<ByLevel<NodeFacts>, NodesError> {
+    pub fn facts_under_load(&mut self) -> Result<ByLevel<NodeFacts>, NodesError> {
         let mut facts = self.facts()?;
-        let latency_ns = self.load.of_tiers(self.tiers());
+        let latency_ns = self.load.of_tiers(&self.order.tiers);
         for (facts, latency_ns) in facts.0.iter_mut().zip(latency_ns.0) {
             facts.latency_ns = latency_ns;
         }

@@ -13,9 +13,10 @@
 //!    fast one, and so on; while fast memory is free a promotion needs no partner.
 //! 3. A token bucket pays for exchanges. It begins with a quarter of a second for each CPU and gains 0.3 % of the machine's
 //!    time. It gains what memory earns that was moved, and loses what that memory loses, compared with where it lay first.
-//!    Income that was steady for up to sixteen seconds is lent for as long again. Once moved memory is seen to earn, the
-//!    time for which a block was hot before its move counts, too. When the bucket is empty, blocks may only go back to where
-//!    they lay first. Moves that have lost as much as it held at first, and still lose, are undone.
+//!    Income that was steady for up to sixteen seconds is lent for as long again. So is the income that exchanges promise, as
+//!    far as moved memory earns what was expected of it: a move's expected income is what its block lost before. When the
+//!    bucket is empty, blocks may only go back to where they lay first. Moves that have lost as much as it held at first,
+//!    and still lose, are undone.
 //! 4. Latencies are those of tiers under their load now. A tier that load has made slower than the one below is relieved of
 //!    its hottest blocks (`load`).
 //!
@@ -287,10 +288,21 @@ impl Rule {
         }
     }
 
-    /// Time that moves may cost now, seconds: the tokens, and the steady income of the next sixteen seconds.
+    /// Time that moves may cost now, seconds: the tokens, and a loan. The loan is what moved memory will earn in sixteen
+    /// seconds together with what is still to be moved, times the part of the expected income that moved memory does earn.
     pub(crate) fn spendable_s(&self) -> f64 {
+        let [.., expected] = self.income;
         let steady = self.income.iter().copied().fold(f64::INFINITY, f64::min);
-        self.tokens_s + steady.max(0.0) * window_s(STEADY_WINDOWS - 1)
+        let kept = (steady / expected.max(f64::MIN_POSITIVE)).clamp(0.0, 1.0);
+        let lasting_s = expected.max(0.0) + self.promised_s(STEADY_WINDOWS - 1);
+        self.tokens_s + kept * lasting_s * window_s(STEADY_WINDOWS - 1)
+    }
+
+    /// Time that exchanges would certainly save, by windows from this one on, seconds a second.
+    fn promised_s(&self, first: usize) -> f64 {
+        let by_boundary = self.promises.0.iter();
+        let most = by_boundary.map(|windows| windows[first..].iter().copied().fold(0.0, f64::max));
+        most.sum()
     }
 
     /// Whether it has been measured what moves cost.
@@ -334,14 +346,11 @@ impl Rule {
     /// Cost and benefit of moves so far.
     pub fn balance(&self) -> Balance {
         let [_, now, lately] = self.income;
-        let promises = self.promises.0.iter();
-        let most = promises.map(|by_window| by_window.iter().copied().fold(0.0, f64::max));
-        let promised_s: f64 = most.sum();
         Balance {
             is_resting: self.spendable_s() <= 0.0,
             income_ns: (lately.max(0.0) * 1e9) as u64,
             is_falling: now * 2.0 < lately.max(0.0),
-            promise_ns: (promised_s * 1e9) as u64,
+            promise_ns: (self.promised_s(0) * 1e9) as u64,
             ..self.balance
         }
     }

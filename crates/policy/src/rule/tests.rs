@@ -294,6 +294,25 @@ fn what_was_hot_before_it_was_moved_is_trusted_once_it_earns() {
 }
 
 #[test]
+fn what_exchanges_promise_is_lent_as_far_as_moved_memory_earns_what_was_expected() {
+    let mut world = World::new(&[(1, 10, 90)], 0);
+    let rule = &mut world.rule;
+    rule.promises.get_mut(Level::First)[2] = 3.0;
+    let lent_s = |rule: &Rule| rule.spendable_s() - rule.tokens_s;
+    assert_eq!(lent_s(rule), 0.0, "nothing has earned yet");
+    rule.income = [2.0, 1.0, 1.0];
+    assert_eq!(lent_s(rule), (1.0 + 3.0) * 16.0);
+    rule.income = [0.5, 1.0, 1.0];
+    assert_eq!(lent_s(rule), (1.0 + 3.0) * 16.0 / 2.0);
+    rule.income = [-0.5, 1.0, 1.0];
+    assert_eq!(lent_s(rule), 0.0);
+    // What was hot for four seconds only is not lasting.
+    rule.income = [1.0; STEADY_WINDOWS];
+    *rule.promises.get_mut(Level::First) = [3.0, 3.0, 0.0, 0.0, 0.0];
+    assert_eq!(lent_s(rule), 16.0);
+}
+
+#[test]
 fn equal_heat_is_held_by_weight() {
     let mut world = World::new(&[(1, 0, 120), (2, 100, 0)], 4);
     let epochs = |world: &mut World, events: fn(Pid, u64) -> u32| {
@@ -437,9 +456,14 @@ fn table() {
         } = o;
         println!("{name:9} {what:12} mean {mean:.3} end {end:.3} moved {moved:6} t90 {t90_s:5.1}");
     };
-    let machines: [(&str, Machine, f64); 5] = [
+    let slow_moves = Machine {
+        exchange_s: 45e-3,
+        ..lab(4000)
+    };
+    let machines: [(&str, Machine, f64); 6] = [
         ("800M lab", lab(400), 120.0),
         ("8G lab", lab(4000), 180.0),
+        ("8G slow", slow_moves, 180.0),
         ("1G hw4", hardware(500, 4), 60.0),
         ("8G hw", hardware(4000, 1), 120.0),
         ("64G hw8", hardware(32000, 8), 60.0),
