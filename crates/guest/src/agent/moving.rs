@@ -46,6 +46,7 @@ impl Agent {
         self.mover.set_collapse(may_collapse);
         let near = self.processes.get(&pid).and_then(Process::near);
         let (pages, prober) = (&mut *self.pages, &mut self.prober);
+        pages.set_movers(self.engine.movers());
         let targets = self
             .machine
             .targets(pages, prober, (level, direction), pid, near, batch);
@@ -73,10 +74,11 @@ impl Agent {
                         .filter(|(_, left)| *left > 0),
                 );
                 let took = self.clock.since(began);
+                let cpu = took.cpu + self.pages.take_helped();
                 self.engine.push(Input::Moved {
                     placements,
                     took_ns: nanoseconds(took.elapsed),
-                    cpu_ns: nanoseconds(took.cpu),
+                    cpu_ns: nanoseconds(cpu),
                 })?;
                 self.say_why(pid, &failed);
             }

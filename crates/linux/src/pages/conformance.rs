@@ -87,17 +87,21 @@ fn simulated_pages_conform() {
 fn live_pages_conform() {
     let memory = vec![1u8; 8 * PAGE_SIZE as usize];
     let first = (memory.as_ptr() as u64).next_multiple_of(PAGE_SIZE);
-    let present = (0..4)
+    let present: Vec<_> = (0..4)
         .map(|i| GuestVirtAddr(first + i * PAGE_SIZE))
         .collect();
     let mut child = std::process::Command::new("true").spawn().unwrap();
     child.wait().unwrap();
-    conforms(Case {
-        pages: LivePages::default(),
-        pid: Pid(std::process::id()),
-        gone: Pid(child.id()),
-        present,
-        absent: GuestVirtAddr(PAGE_SIZE),
-    });
+    for movers in [1, 2, 3, 64] {
+        let mut pages = LivePages::default();
+        pages.set_movers(movers);
+        conforms(Case {
+            pages,
+            pid: Pid(std::process::id()),
+            gone: Pid(child.id()),
+            present: present.clone(),
+            absent: GuestVirtAddr(PAGE_SIZE),
+        });
+    }
     drop(memory);
 }

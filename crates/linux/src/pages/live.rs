@@ -3,11 +3,14 @@
 use std::ffi::{c_int, c_long, c_ulong, c_void};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::ptr;
+use std::panic::resume_unwind;
+use std::time::Duration;
+use std::{ptr, thread};
 
 use demeter_policy::{BLOCK_SIZE, Block, GuestVirtAddr, NodeId, Pid};
 
 use super::{Errno, PAGES_PER_CALL_MAX, PageState, Pages, PagesError};
+use crate::cpu;
 
 /// Move pages that only this process maps (linux/mempolicy.h).
 const MPOL_MF_MOVE: c_int = 1 << 1;
@@ -24,27 +27,36 @@ const UNSAID: c_int = c_int::MIN;
 #[derive(Debug)]
 pub struct LivePages {
     flags: c_int,
+    /// Arrays of the calls that are made at the same time, one for each mover.
+    calls: Vec<Call>,
+    /// CPU time of the movers but this thread.
+    helped: Duration,
+}
+
+/// The arrays of one call.
+#[derive(Debug, Default)]
+struct Call {
     addresses: Vec<*const c_void>,
     nodes: Vec<c_int>,
     status: Vec<c_int>,
 }
 
 // SAFETY: the pointers are addresses in other processes and never dereferenced here. They are rewritten for each call.
-unsafe impl Send for LivePages {}
+unsafe impl Send for Call {}
 
 impl Default for LivePages {
     fn default() -> Self {
         Self {
             flags: MPOL_MF_MOVE_ALL,
-            addresses: vec![],
-            nodes: vec![],
-            status: vec![],
+            calls: vec![Call::default()],
+            helped: Duration::ZERO,
         }
     }
 }
 
 impl LivePages {
-    /// Calls move_pages(2) once, for at most [`PAGES_PER_CALL_MAX`] pages; without `to` it only looks up.
+    /// Calls move_pages(2) for at most [`PAGES_PER_CALL_MAX`] pages; without `to` it only looks up. Moves are split between
+    /// all movers.
     fn call(
         &mut self,
         pid: Pid,
@@ -53,9 +65,49 @@ impl LivePages {
         out: &mut Vec<PageState>,
     ) -> Result<(), PagesError> {
         assert!(pages.len() <= PAGES_PER_CALL_MAX, "the caller splits");
-        if pages.is_empty() {
-            return Ok(());
+        let movers = if to.is_some() { self.calls.len() } else { 1 };
+        let part = pages.len().div_ceil(movers).max(1);
+        let flags = self.flags;
+        let mut parts = self.calls.iter_mut().zip(pages.chunks(part));
+        let first = parts.next();
+        let (results, helped) = thread::scope(|scope| {
+            let others = parts.map(|(call, pages)| {
+                let make = move || (call.make(pid, pages, to, flags), cpu::of_this_thread());
+                (pages, thread::Builder::new().spawn_scoped(scope, make))
+            });
+            // They have to be started before any is waited for.
+            let others: Vec<_> = others.collect();
+            let first = first.map(|(call, pages)| call.make(pid, pages, to, flags));
+            let mut results: Vec<_> = first.into_iter().collect();
+            let mut helped = Duration::ZERO;
+            for (pages, other) in others {
+                // Where no thread can be had, these pages are tried again later.
+                let (result, took) = other.map_or_else(
+                    |_| (Ok(failed(pages, libc::EAGAIN)), Duration::ZERO),
+                    |other| other.join().unwrap_or_else(|panic| resume_unwind(panic)),
+                );
+                results.push(result);
+                helped += took;
+            }
+            (results, helped)
+        });
+        self.helped += helped;
+        for result in results {
+            out.extend(result?);
         }
+        Ok(())
+    }
+}
+
+impl Call {
+    /// Calls move_pages(2) once.
+    fn make(
+        &mut self,
+        pid: Pid,
+        pages: &[GuestVirtAddr],
+        to: Option<NodeId>,
+        flags: c_int,
+    ) -> Result<Vec<PageState>, PagesError> {
         self.addresses.clear();
         self.addresses
             .extend(pages.iter().map(|a| a.0 as *const c_void));
@@ -80,7 +132,7 @@ impl LivePages {
                 self.addresses.as_ptr(),
                 nodes,
                 self.status.as_mut_ptr(),
-                self.flags,
+                flags,
             )
         };
         if result < 0 {
@@ -94,14 +146,12 @@ impl LivePages {
                 (Some(libc::ENODEV), Some(node)) => PagesError::NodeGone(node),
                 // The move was aborted: earlier pages may have moved, and no status tells which.
                 (Some(errno @ (libc::ENOMEM | libc::EAGAIN | libc::EBUSY)), Some(_)) => {
-                    out.extend(pages.iter().map(|_| PageState::Failed(Errno(errno))));
-                    return Ok(());
+                    return Ok(failed(pages, errno));
                 }
                 _ => PagesError::Io { call: CALL, source },
             });
         }
-        out.extend(self.status.iter().map(|&status| state(status)));
-        Ok(())
+        Ok(self.status.iter().map(|&status| state(status)).collect())
     }
 }
 
@@ -130,6 +180,11 @@ fn is_open_to_us() -> bool {
 fn has_merged_pages(pid: Pid) -> bool {
     let count = std::fs::read_to_string(format!("/proc/{pid}/ksm_merging_pages"));
     count.is_ok_and(|count| count.trim() != "0")
+}
+
+/// The state of pages none of which is known to have moved.
+fn failed(pages: &[GuestVirtAddr], errno: c_int) -> Vec<PageState> {
+    vec![PageState::Failed(Errno(errno)); pages.len()]
 }
 
 /// Decodes one element of `status`.
@@ -184,6 +239,14 @@ impl Pages for LivePages {
             ),
         }
         result
+    }
+
+    fn set_movers(&mut self, movers: usize) {
+        self.calls.resize_with(movers.max(1), Call::default);
+    }
+
+    fn take_helped(&mut self) -> Duration {
+        std::mem::take(&mut self.helped)
     }
 
     fn collapse(&mut self, pid: Pid, blocks: &[Block]) -> Result<(), PagesError> {

@@ -9,6 +9,8 @@ pub mod simulated;
 #[cfg(test)]
 mod conformance;
 
+use std::time::Duration;
+
 use demeter_policy::{Block, GuestVirtAddr, NodeId, Pid};
 
 pub use live::LivePages;
@@ -90,6 +92,17 @@ pub trait Pages: Send {
         to: NodeId,
         out: &mut Vec<PageState>,
     ) -> Result<(), PagesError>;
+
+    /// Later moves are split between this many threads, each with a call of its own, where there are threads. Before, one
+    /// thread moves.
+    fn set_movers(&mut self, movers: usize) {
+        let _ = movers;
+    }
+
+    /// CPU time that threads other than the caller's have moved since this was last asked.
+    fn take_helped(&mut self) -> Duration {
+        Duration::ZERO
+    }
 
     /// Collapses each block to a huge page, on the node of most of its pages, if the kernel can.
     ///

@@ -59,6 +59,7 @@ pub use crate::rule::{Balance, EpochEnd, Gain};
 use crate::served::Served;
 pub use crate::tier::Direction;
 pub use moves::BATCH_BLOCKS;
+pub(crate) use moves::movers;
 pub use process::ProcessFigures;
 pub use protocol::{Input, Misuse, NodeFacts, Request};
 pub use snapshot::Saved;
@@ -417,6 +418,11 @@ impl<S: Strategy> Engine<S> {
     /// Cost and benefit of moves.
     pub fn balance(&self) -> Balance {
         self.strategy.balance()
+    }
+
+    /// The number of threads that move a batch together. It follows the machine's CPUs.
+    pub fn movers(&self) -> usize {
+        self.strategy.movers()
     }
 
     /// The expected value of more evidence.

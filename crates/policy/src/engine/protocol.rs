@@ -80,7 +80,7 @@ pub enum Input<'a> {
         placements: &'a [Spread],
         /// Duration, nanoseconds.
         took_ns: u64,
-        /// CPU time, nanoseconds: what programs did meanwhile is no cost.
+        /// CPU time of all movers, nanoseconds: what programs did meanwhile is no cost.
         cpu_ns: u64,
     },
     /// Answers [`Request::Move`] if the whole call failed, for example because the process has ended.
@@ -136,7 +136,8 @@ pub enum Request<'a> {
         level: Level,
         /// The direction across the boundary.
         direction: Direction,
-        /// The blocks: at least one, at most [`BATCH_BLOCKS`](super::BATCH_BLOCKS).
+        /// The blocks: at least one, at most [`BATCH_BLOCKS`](super::BATCH_BLOCKS) for each of the
+        /// [movers](super::Engine::movers). Each of these threads moves its part of them at the same time.
         blocks: &'a [Relocation],
     },
     /// Let the kernel reclaim fast memory: [`Input::Reclaimed`].

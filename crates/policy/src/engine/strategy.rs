@@ -204,6 +204,11 @@ pub trait Strategy {
         BATCH_BLOCKS
     }
 
+    /// The number of threads that move a batch together.
+    fn movers(&self) -> usize {
+        1
+    }
+
     /// Cost and benefit of moves so far, if it tracks them.
     fn balance(&self) -> Balance {
         Balance::default()
@@ -282,6 +287,10 @@ impl Strategy for ByHeat {
 
     fn batch_blocks(&self) -> usize {
         self.0.batch_blocks(BATCH_BLOCKS)
+    }
+
+    fn movers(&self) -> usize {
+        self.0.movers()
     }
 
     fn balance(&self) -> Balance {

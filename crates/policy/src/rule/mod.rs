@@ -44,6 +44,7 @@ mod scan;
 mod shares;
 mod unit;
 
+use crate::engine::movers;
 use crate::heat::{Heat, WINDOWS, window_s};
 use crate::tier::Direction;
 use crate::{Away, BLOCK_SIZE, Block, ByLevel, ByteCount, Level, Spread};
@@ -326,7 +327,7 @@ impl Rule {
         loses && self.tokens_s <= -TOKENS_S * f64::from(self.gain.cpus)
     }
 
-    /// The most blocks that one call shall move.
+    /// The most blocks that one batch shall move, of which each thread moves no more than `most`.
     pub fn batch_blocks(&self, most: usize) -> usize {
         if !self.knows_prices() {
             return FIRST_BLOCKS;
@@ -335,7 +336,12 @@ impl Rule {
             .promotion_s(BLOCK_SIZE)
             .max(self.demotion_s(BLOCK_SIZE));
         let blocks = (BATCH_S / dearer_s) as u64;
-        blocks.clamp(1, most as u64) as usize
+        blocks.clamp(1, most as u64) as usize * self.movers()
+    }
+
+    /// The number of threads that move blocks at the same time.
+    pub fn movers(&self) -> usize {
+        movers(self.gain.cpus)
     }
 
     /// Memory used for blocks, bytes, without the allocator's overhead.

@@ -27,6 +27,7 @@ struct Candidates<'a> {
 /// Time and room that the plan may still use.
 struct Left {
     tokens_s: f64,
+    /// Time of all threads that move, until the epoch ends.
     epoch_s: f64,
     may_promote: u64,
     may_demote: u64,
@@ -51,7 +52,7 @@ impl Left {
         let spent_s: f64 = situation.planned.iter().map(spent_s).sum();
         Self {
             tokens_s: rule.spendable_s() - spent_s,
-            epoch_s: situation.epoch_ms as f64 / 1e3 - spent_s,
+            epoch_s: rule.movers_s(situation) - spent_s,
             may_promote: most,
             may_demote: most,
             may_shift: rule.load.most_events(&rule.gain, situation.level),
@@ -332,6 +333,11 @@ fn root_deviation(count: f64, variance: f64) -> f64 {
 }
 
 impl Rule {
+    /// The time that all threads together can move in one epoch, seconds.
+    fn movers_s(&self, situation: &Situation<'_>) -> f64 {
+        situation.epoch_ms as f64 / 1e3 * self.movers() as f64
+    }
+
     /// The extra cost of an event in memory below a tier, of which there are `bytes`, compared with that tier, seconds.
     pub(super) fn extra_s(&self, level: Level, spread: &Spread, bytes: u64) -> f64 {
         let extra = |slower: Level| {
@@ -428,7 +434,7 @@ fn candidates<'a>(
     scan: &mut Scan,
 ) -> Candidates<'a> {
     let block_s = rule.promotion_s(BLOCK_SIZE) + rule.demotion_s(BLOCK_SIZE);
-    let by_time = (situation.epoch_ms as f64 / 1e3 / block_s.max(1e-6)) as usize;
+    let by_time = (rule.movers_s(situation) / block_s.max(1e-6)) as usize;
     let by_rate = (situation.room.batch.0 / BLOCK_SIZE) as usize;
     // Small blocks are cheaper to move than whole ones.
     let most = by_time.min(by_rate).saturating_mul(TRIED).max(TRIED);

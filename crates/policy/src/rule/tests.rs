@@ -313,6 +313,27 @@ fn what_exchanges_promise_is_lent_as_far_as_moved_memory_earns_what_was_expected
 }
 
 #[test]
+fn threads_that_move_together_move_more_in_a_batch_and_in_an_epoch() {
+    let planned = |cpus| {
+        let mut world = World::new(&[(1, 60, 400)], 0);
+        world.rule = Rule::new(Gain { cpus, ..HARDWARE });
+        for _ in 0..8 {
+            world.epoch(|_, b| if b >= 300 { 400 } else { 0 });
+        }
+        // Twenty milliseconds a block: an exchange takes 40 ms, and an epoch has 500.
+        for direction in [Direction::Promotion, Direction::Demotion] {
+            for _ in 0..2 {
+                (world.rule).moved(direction, blocks(1), 20_000_000, true);
+            }
+        }
+        (world.rule.batch_blocks(8), world.plan().promotions.len())
+    };
+    let ((one_batch, one), (two_batch, two)) = (planned(8), planned(16));
+    assert_eq!((one_batch, two_batch), (1, 2));
+    assert!(one > 0 && two >= 2 * one - 2, "{one} {two}");
+}
+
+#[test]
 fn equal_heat_is_held_by_weight() {
     let mut world = World::new(&[(1, 0, 120), (2, 100, 0)], 4);
     let epochs = |world: &mut World, events: fn(Pid, u64) -> u32| {

@@ -9,7 +9,7 @@ use crate::machine::core::{Core, Tables};
 use crate::machine::cost::PS_PER_NS;
 use crate::machine::cpu::ICE_LAKE_SP;
 use crate::machine::flush::FlushCounts;
-use crate::machine::ledger::Bill;
+use crate::machine::ledger::{Bill, Cause};
 use crate::machine::memory::{Memory, NodeIndex};
 use crate::machine::sampler::Sampler;
 use crate::machine::segment::Segments;
@@ -148,6 +148,30 @@ impl Bench {
         self.guest.check_frames();
         let bills = self.vcpus.iter().map(|v| (v.bill.total(), v.clock_ps));
         bills.for_each(|(bill, clock)| assert_eq!(bill, clock));
+    }
+}
+
+#[test]
+fn threads_that_run_side_by_side_take_as_long_as_the_slowest() {
+    for (threads, works_ps, elapsed_ps) in [
+        (1, vec![50], 50),
+        (2, vec![50, 70], 70),
+        (2, vec![70, 50], 70),
+        // With two CPUs, the third waits for the first.
+        (3, vec![50, 10, 40], 90),
+    ] {
+        let mut b = Bench::new(0, false);
+        let mut works = works_ps.iter();
+        let all_ps = b.act(|_, actor| {
+            let began_ps = actor.now_ps();
+            let all_ps = actor.side_by_side(threads, |actor| {
+                actor.charge(Cause::Migrate, *works.next().unwrap());
+            });
+            assert_eq!(actor.now_ps() - began_ps, elapsed_ps);
+            all_ps
+        });
+        assert_eq!(all_ps, works_ps.iter().sum::<u64>());
+        b.check();
     }
 }
 

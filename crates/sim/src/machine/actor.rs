@@ -120,6 +120,28 @@ impl Actor<'_> {
         self.vcpus.iter_mut().for_each(|v| v.charge(cause, part_ps));
     }
 
+    /// Runs `threads` threads at the same time, each on a virtual CPU of its own, idle ones first. The actor is one of them
+    /// and waits for the others. Returns their CPU time.
+    pub(crate) fn side_by_side(&mut self, threads: usize, mut run: impl FnMut(&mut Self)) -> u64 {
+        let main = self.on;
+        // Idle virtual CPUs come last.
+        let others = (0..self.vcpus.len()).rev().filter(|&cpu| cpu != main);
+        let cpus: Vec<usize> = std::iter::once(main).chain(others).collect();
+        let (mut longest_ps, mut all_ps, mut main_ps) = (0, 0, 0);
+        for thread in 0..threads {
+            self.on = cpus[thread % cpus.len()];
+            let began_ps = self.now_ps();
+            run(self);
+            let took_ps = self.now_ps() - began_ps;
+            all_ps += took_ps;
+            longest_ps = longest_ps.max(took_ps);
+            main_ps += if self.on == main { took_ps } else { 0 };
+        }
+        self.on = main;
+        self.charge(Cause::Idle, longest_ps.saturating_sub(main_ps));
+        all_ps
+    }
+
     /// Charges time for each real page of a simulated base page.
     pub(crate) fn charge_page(&mut self, cause: Cause, ps: u64) {
         self.charge(cause, ps << self.k);

@@ -327,16 +327,22 @@ impl<S: Strategy> SimulatedAgent<S> {
                 let began_ps = actor.now_ps();
                 let way = (level, direction);
                 let targets = self.targets(way, pid, blocks, guest, actor);
-                let mut moved = |(r, to): (&Relocation, NodeIndex)| {
-                    self.move_block(r.block, way, to, guest, actor)
-                };
-                let places = blocks.iter().zip(targets).map(&mut moved);
-                let places: Vec<_> = places.collect();
-                let took_ns = (self.took_ns)(actor.now_ps() - began_ps);
+                let choosing_ps = actor.now_ps() - began_ps;
+                let to_move: Vec<_> = blocks.iter().zip(targets).collect();
+                let part = to_move.len().div_ceil(engine.movers());
+                let mut parts = to_move.chunks(part.max(1));
+                let mut places = Vec::with_capacity(blocks.len());
+                let moving_ps = actor.side_by_side(parts.len(), |actor| {
+                    let part = parts.next().unwrap_or_default().iter();
+                    let move_one = |&(r, to): &(&Relocation, NodeIndex)| {
+                        self.move_block(r.block, way, to, guest, actor)
+                    };
+                    places.extend(part.map(move_one));
+                });
                 let moved = Input::Moved {
                     placements: &places,
-                    took_ns,
-                    cpu_ns: took_ns,
+                    took_ns: (self.took_ns)(actor.now_ps() - began_ps),
+                    cpu_ns: (self.took_ns)(choosing_ps + moving_ps),
                 };
                 self.push(engine, moved)
             }

@@ -213,7 +213,7 @@ proptest! {
                 plain.engine.push(Input::Epoch).unwrap();
             }
             let (mut requests, mut tried) = (0, BTreeSet::new());
-            let mut level = None;
+            let (mut level, movers) = (None, plain.engine.movers());
             while plain.engine.stage() != Stage::Asleep {
                 requests += 1;
                 let (stage, free) = (plain.engine.stage(), plain.kernel.free.fast * BLOCK_SIZE);
@@ -221,7 +221,7 @@ proptest! {
                 let level = *level.get_or_insert(free.min(reserve.max(4 << 20)));
                 match plain.engine.request() {
                     Request::Move { direction, blocks, .. } => {
-                        prop_assert!((1..=BATCH_BLOCKS).contains(&blocks.len()));
+                        prop_assert!((1..=BATCH_BLOCKS * movers).contains(&blocks.len()));
                         for r in blocks {
                             prop_assert!(tried.insert(r.block), "{:?} is tried twice", r.block);
                         }
