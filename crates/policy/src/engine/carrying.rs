@@ -37,6 +37,10 @@ impl<S: Strategy> Engine<S> {
             let blocks = plans.blocks().count();
             let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
             self.calm = self.calm.saturating_sub(blocks);
+            if S::COUNTS_BLOCKS {
+                // Moves change free memory: the next plan is made once, with a new reading.
+                self.usable = None;
+            }
             for (level, plan) in plans.0 {
                 self.moves.add(level, plan);
             }

@@ -21,8 +21,8 @@
 //! An epoch is: refresh (sometimes), samples, classification, look-ups, plan, moves, sleep. While nothing is accessed
 //! it ends after the samples.
 //!
-//! Reading free memory costs more than planning. Hence the plan is first made with a reading of some epochs ago. Only
-//! if it is not empty, it is made again with a new reading.
+//! Reading free memory costs time, too. While nothing is to move, the plan is made with a reading of some epochs ago.
+//! Only if it is not empty, it is made again with a new reading. After moves it is made once, with a new reading.
 //!
 //! Every block is looked up again in turn, a few per epoch, and hot ones more often, because others move memory, too.
 //! If less than half of a batch of promotions moves, fast memory has less room than it seemed to have, and the rest is
