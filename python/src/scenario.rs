@@ -62,12 +62,7 @@ impl Scenario {
     #[staticmethod]
     #[pyo3(signature = (text, name = "text".to_owned()))]
     fn parse(text: &str, name: String) -> PyResult<Self> {
-        let table = toml::from_str(text).map_err(|source| {
-            told(scenario::Error::Parse {
-                path: name.clone().into(),
-                source: Box::new(source),
-            })
-        })?;
+        let table = scenario::table_from_text(&name, text).map_err(told)?;
         Self::new(table, name)
     }
 

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use demeter_policy::damon::CPU_PERCENT;
 use demeter_policy::{ByteCount, MIB, OutOfBounds, Pid, Share, Tuning};
+use demeter_toml_file::{FileError, TomlFile};
 use serde::de::value::SeqAccessDeserializer;
 use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -162,22 +163,9 @@ pub enum BalloonMode {
 /// An error in a configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The file cannot be read.
-    #[error("cannot read configuration {path}: {source}; give --config the path of a TOML file")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        source: std::io::Error,
-    },
-    /// Not TOML, an unknown key or a wrong type.
-    #[error("configuration {path}: {source}")]
-    Parse {
-        /// The file.
-        path: PathBuf,
-        /// The position and the error.
-        source: Box<toml::de::Error>,
-    },
+    /// The file cannot be read or parsed.
+    #[error(transparent)]
+    File(#[from] FileError),
     /// A tuning value is out of bounds.
     #[error("configuration: [tuning] {0}")]
     Tuning(#[from] OutOfBounds),
@@ -205,14 +193,12 @@ pub enum ConfigError {
 impl Config {
     /// Reads a file. Values are checked by [`Self::check`], after flags were applied.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
-            path: path.into(),
-            source,
-        })?;
-        toml::from_str(&text).map_err(|source| ConfigError::Parse {
-            path: path.into(),
-            source: Box::new(source),
-        })
+        let file = TomlFile::read(
+            "configuration",
+            path,
+            "give --config the path of a TOML file",
+        )?;
+        Ok(file.parse()?)
     }
 
     /// Checks values beyond their types.

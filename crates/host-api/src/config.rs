@@ -19,6 +19,7 @@ use demeter_linux::nodes::Topology;
 use demeter_policy::history::HOT_ONES;
 use demeter_policy::provision::{Policy, ProvisionerKind};
 use demeter_policy::{ByteCount, MIB, NodeId, PerTier, Tier, TierBytes};
+use demeter_toml_file::{FileError, TomlFile};
 use serde::{Deserialize, Serialize};
 
 pub use changes::KeyChange;
@@ -207,31 +208,35 @@ fn default_oom_mib() -> u64 {
     16
 }
 
+fn read(path: &Path) -> Result<TomlFile, FileError> {
+    TomlFile::read(
+        "configuration",
+        path,
+        "give --config the path of a TOML file",
+    )
+}
+
 impl Config {
     /// Reads and checks a configuration file.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
-            path: path.into(),
-            source,
-        })?;
-        let config = Self::parse(&text).map_err(|source| ConfigError::Parse {
-            path: path.into(),
-            source: Box::new(source),
-        })?;
-        config.check().map_err(|error| error.located(path, &text))?;
+        let file = read(path)?;
+        let config = Self::parse(&file)?;
+        config
+            .check()
+            .map_err(|error| error.located(path, file.text()))?;
         Ok(config)
     }
 
-    /// Parses a file's text, and sets defaults in each VM's section.
-    fn parse(text: &str) -> Result<Self, toml::de::Error> {
-        // The text itself, because errors then have a position.
-        let config: Self = toml::from_str(text)?;
+    /// Parses a file, and sets defaults in each VM's section.
+    fn parse(file: &TomlFile) -> Result<Self, FileError> {
+        // The text itself, because errors then have a line.
+        let config: Self = file.parse()?;
         if config.defaults == Defaults::default() {
             return Ok(config);
         }
-        let mut document: toml::Table = toml::from_str(text)?;
+        let mut document = file.parse()?;
         defaults::fill(&mut document, &config.defaults);
-        document.try_into()
+        file.parse_table(document)
     }
 
     /// This configuration with the VMs of another file, and their names.
@@ -242,23 +247,15 @@ impl Config {
         struct Vms {
             vm: BTreeMap<VmName, VmConfig>,
         }
-        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
-            path: path.into(),
-            source,
-        })?;
-        let parsed = toml::from_str(&text).and_then(|mut document: toml::Table| {
-            defaults::fill(&mut document, &self.defaults);
-            document.try_into::<Vms>()
-        });
-        let more = parsed.map_err(|source| ConfigError::Parse {
-            path: path.into(),
-            source: Box::new(source),
-        })?;
+        let file = read(path)?;
+        let mut document = file.parse()?;
+        defaults::fill(&mut document, &self.defaults);
+        let more: Vms = file.parse_table(document)?;
         let names = more.vm.keys().cloned().collect();
         let mut with = self.clone();
         with.vms.extend(more.vm);
         with.check_keys()
-            .map_err(|error| error.located(path, &text))?;
+            .map_err(|error| error.located(path, file.text()))?;
         Ok((with, names))
     }
 

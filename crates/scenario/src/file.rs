@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use serde::de::DeserializeOwned;
+use demeter_toml_file::{FileError, TomlFile};
 use toml::{Table, Value};
 
 use crate::{Error, Scenario};
@@ -22,14 +22,13 @@ impl Scenario {
     /// # Errors
     /// The file, the key and the fix.
     pub fn load(path: &Path) -> Result<Self, Error> {
-        let text = read(path)?;
-        let table: Table = parse(path, &text)?;
+        let file = read(path)?;
+        let table: Table = file.parse()?;
         let scenario: Self = if table.contains_key(EXTENDS) {
-            let merged = extend(path, table)?;
-            merged.try_into().map_err(|source| unfit(path, source))?
+            file.parse_table(extend(path, table)?)?
         } else {
             // Parsed from the text, so that errors have line numbers.
-            parse(path, &text)?
+            file.parse()?
         };
         scenario.check()?;
         Ok(scenario)
@@ -38,7 +37,15 @@ impl Scenario {
 
 /// A file's table, merged over the files that it extends.
 pub(crate) fn table(path: &Path) -> Result<Table, Error> {
-    extend(path, parse(path, &read(path)?)?)
+    extend(path, read(path)?.parse()?)
+}
+
+/// The table of a scenario's text, which extends no file; errors say `name`.
+///
+/// # Errors
+/// It is no TOML.
+pub fn table_from_text(name: &str, text: &str) -> Result<Table, Error> {
+    Ok(TomlFile::from_text("scenario", name, text).parse()?)
 }
 
 fn extend(path: &Path, mut table: Table) -> Result<Table, Error> {
@@ -63,7 +70,7 @@ fn extend(path: &Path, mut table: Table) -> Result<Table, Error> {
             let what = format!("more than {FILES_MAX} files in a row; join some of them");
             return Err(fault(what));
         }
-        above.push(std::mem::replace(&mut table, parse(&file, &read(&file)?)?));
+        above.push(std::mem::replace(&mut table, read(&file)?.parse()?));
         files.push(file);
     }
     // Merges from the end of the chain, so that each file overrides a complete table.
@@ -96,22 +103,8 @@ fn is_same(a: &Path, b: &Path) -> bool {
     whole(a) == whole(b)
 }
 
-fn read(path: &Path) -> Result<String, Error> {
-    std::fs::read_to_string(path).map_err(|source| Error::Read {
-        path: path.into(),
-        source,
-    })
-}
-
-fn parse<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T, Error> {
-    toml::from_str(text).map_err(|source| unfit(path, source))
-}
-
-fn unfit(path: &Path, source: toml::de::Error) -> Error {
-    Error::Parse {
-        path: path.into(),
-        source: Box::new(source),
-    }
+fn read(path: &Path) -> Result<TomlFile, FileError> {
+    TomlFile::read("scenario", path, "give a path such as scenarios/gups.toml")
 }
 
 #[cfg(test)]
@@ -217,9 +210,6 @@ mod tests {
             "{said}"
         );
         let said = refused(&[below[0], ("b.toml", "name = ")], "a.toml");
-        assert!(
-            said.contains("scenario /b.toml: TOML parse error at line 1"),
-            "{said}"
-        );
+        assert!(said.contains("scenario /b.toml:1: "), "{said}");
     }
 }

@@ -24,6 +24,7 @@ mod workload;
 pub use catalogue::{Color, Place, Row, System, UnknownSystem};
 pub use design::Design;
 pub use dirty_logging::{DirtyLogging, Isa, LoggedTask, MmuLock, Split};
+pub use file::table_from_text;
 pub use grid::{Axis, Grid, NoAxis, Point};
 pub use node::MachineNode;
 pub use provision::{

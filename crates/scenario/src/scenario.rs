@@ -1,8 +1,7 @@
 //! The structure of scenario files.
 
-use std::path::PathBuf;
-
 use demeter_policy::Tuning;
+use demeter_toml_file::FileError;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -329,22 +328,9 @@ impl Curve {
 /// An error in a scenario.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The file cannot be read.
-    #[error("cannot read scenario {path}: {source}; give a path such as scenarios/gups.toml")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        source: std::io::Error,
-    },
-    /// Not TOML, an unknown key or a wrong type.
-    #[error("scenario {path}: {source}")]
-    Parse {
-        /// The file.
-        path: PathBuf,
-        /// The position and the error.
-        source: Box<toml::de::Error>,
-    },
+    /// A file cannot be read or parsed.
+    #[error(transparent)]
+    File(#[from] FileError),
     /// A value is invalid.
     #[error("scenario {name}: {what}")]
     Invalid {

@@ -3,27 +3,14 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use toml::de::{DeTable, DeValue};
+use demeter_toml_file::{FileError, line_of};
 
 /// Reason why a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The file cannot be read.
-    #[error("cannot read configuration {path}: {source}; give --config the path of a TOML file")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        source: std::io::Error,
-    },
-    /// Not TOML, an unknown key or a wrong type.
-    #[error("configuration {path}: {source}")]
-    Parse {
-        /// The file.
-        path: PathBuf,
-        /// Position and cause of the error.
-        source: Box<toml::de::Error>,
-    },
+    /// The file cannot be read or parsed.
+    #[error(transparent)]
+    File(#[from] FileError),
     /// A value that is invalid, alone or together with others.
     #[error("{at}{what}; {hint}")]
     Value {
@@ -88,70 +75,13 @@ pub(super) fn wrong(what: impl Into<String>, hint: &'static str) -> ConfigError 
     }
 }
 
-/// The line of the key that a text begins with, or of the nearest table around it.
-fn line_of(text: &str, what: &str) -> Option<usize> {
-    let is_key = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-    let end = what.find(|c| !is_key(c)).unwrap_or(what.len());
-    let mut rest = &what[..end];
-    let document = DeTable::parse(text).ok()?;
-    let mut table = document.get_ref();
-    let mut found = None;
-    loop {
-        // A name may have dots, so the longest key that fits is the right one.
-        let fits = |name: &str| {
-            let rest = rest.strip_prefix(name)?;
-            (rest.is_empty() || rest.starts_with('.')).then(|| rest.trim_start_matches('.'))
-        };
-        let keys = table.iter();
-        let keys = keys.filter_map(|(key, value)| Some((key, value, fits(key.get_ref())?)));
-        let Some((key, value, left)) = keys.min_by_key(|(_, _, left)| left.len()) else {
-            break;
-        };
-        found = Some(key.span().start);
-        rest = left;
-        table = match value.get_ref() {
-            DeValue::Table(inner) => inner,
-            DeValue::Array(list) => {
-                let (index, left) = rest.split_once('.').unwrap_or((rest, ""));
-                let item = index.parse().ok().and_then(|at: usize| list.get(at));
-                let Some((item, DeValue::Table(inner))) = item.map(|of| (of, of.get_ref())) else {
-                    break;
-                };
-                found = Some(item.span().start);
-                rest = left;
-                inner
-            }
-            _ => break,
-        };
-        if rest.is_empty() {
-            break;
-        }
-    }
-    Some(text.get(..found?)?.matches('\n').count() + 1)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_found_in_its_line() {
-        let text = "policy = \"wss\"\n[[pool]]\nname = \"a\"\n[[pool]]\nname = \"b\"\nfast_mib = 1\n\n\
-                    [vm.\"x.y\"]\nshare = 0\nfast = { size_mib = 1 }\n";
-        for (what, line) in [
-            ("policy is bad", Some(1)),
-            ("pool.1.fast_mib = 1 is bad", Some(6)),
-            ("pool.1.slow_mib is missing", Some(4)),
-            ("vm.x.y.share = 0", Some(9)),
-            ("vm.x.y.fast.size_mib = 1", Some(10)),
-            ("vm.x.y: bad", Some(8)),
-            ("the VMs' fast.size_mib", None),
-            ("", None),
-        ] {
-            assert_eq!(line_of(text, what), line, "{what}");
-        }
-        assert_eq!(line_of("no toml", "policy"), None);
-        let error = wrong("policy is bad", "mend it").located("/h.toml".as_ref(), text);
-        assert_eq!(error.to_string(), "/h.toml:1: policy is bad; mend it");
+    fn a_located_error_has_file_and_line() {
+        let error = wrong("policy is bad", "fix it").located("/h.toml".as_ref(), "\npolicy = 1");
+        assert_eq!(error.to_string(), "/h.toml:2: policy is bad; fix it");
     }
 }

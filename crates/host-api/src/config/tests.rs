@@ -4,6 +4,10 @@ use super::*;
 
 const EXAMPLE: &str = include_str!("../../../../packaging/host.toml");
 
+fn parse(text: &str) -> Result<Config, FileError> {
+    Config::parse(&TomlFile::from_text("configuration", "host.toml", text))
+}
+
 fn checked(text: &str) -> Result<Config, String> {
     let config: Config = toml::from_str(text).map_err(|e| e.to_string())?;
     config.check().map_err(|e| e.to_string())?;
@@ -305,12 +309,12 @@ fn bad_pools_are_named_with_line_and_hint() {
 fn a_vm_takes_defaults_for_what_it_does_not_set() {
     let text = "[defaults]\nshare = 7\nfast = { guarantee_mib = 50, limit_mib = 800 }\n\
                 slow = { guarantee_mib = 64 }\n";
-    let config = Config::parse(&(text.to_owned() + GOOD)).unwrap_err();
+    let config = parse(&(text.to_owned() + GOOD)).unwrap_err();
     assert!(
         config.to_string().contains("pool"),
         "keys after a table are its own: {config}"
     );
-    let config = Config::parse(&(GOOD.to_owned() + text)).unwrap();
+    let config = parse(&(GOOD.to_owned() + text)).unwrap();
     config.check().unwrap();
     let vm = |name: &str| &config.vms[&name.parse::<VmName>().unwrap()];
     assert_eq!((vm("a").share, vm("b").share), (7, 7));
@@ -320,10 +324,10 @@ fn a_vm_takes_defaults_for_what_it_does_not_set() {
         (64, Some(800))
     );
     let own = GOOD.replace("provisioner =", "share = 9\nprovisioner =") + text;
-    let config = Config::parse(&own).unwrap();
+    let config = parse(&own).unwrap();
     assert_eq!(config.vms[&"b".parse::<VmName>().unwrap()].share, 9);
 
-    let unknown = Config::parse(&(GOOD.to_owned() + "[defaults]\nqmp = \"/q\"\n"));
+    let unknown = parse(&(GOOD.to_owned() + "[defaults]\nqmp = \"/q\"\n"));
     assert!(
         unknown
             .unwrap_err()

@@ -1,0 +1,240 @@
+//! Reads TOML files that people write: configurations and scenarios. Errors are one line with file, line and key.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use toml::Table;
+use toml::de::{DeTable, DeValue};
+
+/// Reason why a file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// The file cannot be read.
+    #[error("cannot read {kind} {path}: {source}; {hint}")]
+    Read {
+        /// What the file is, such as `configuration`.
+        kind: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+        /// How to name a file.
+        hint: &'static str,
+    },
+    /// Not TOML, an unknown key or a wrong type.
+    #[error("{kind} {place}: {fault}")]
+    Parse {
+        /// What the file is.
+        kind: &'static str,
+        /// The file, and the line if it is known.
+        place: String,
+        /// The fault, with its key.
+        fault: String,
+    },
+}
+
+/// The text of a file.
+#[derive(Debug, Clone)]
+pub struct TomlFile {
+    kind: &'static str,
+    path: PathBuf,
+    text: String,
+}
+
+impl TomlFile {
+    /// Reads a file. Errors call it a `kind`; `hint` says how to name one.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn read(kind: &'static str, path: &Path, hint: &'static str) -> Result<Self, FileError> {
+        let text = std::fs::read_to_string(path).map_err(|source| FileError::Read {
+            kind,
+            path: path.into(),
+            source,
+            hint,
+        })?;
+        Ok(Self {
+            kind,
+            path: path.into(),
+            text,
+        })
+    }
+
+    /// A text that comes from no file; errors say `name`.
+    pub fn from_text(kind: &'static str, name: &str, text: &str) -> Self {
+        Self {
+            kind,
+            path: name.into(),
+            text: text.into(),
+        }
+    }
+
+    /// Its text.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Its values.
+    ///
+    /// # Errors
+    /// The file is no TOML, has an unknown key or a value of a wrong type.
+    pub fn parse<T: DeserializeOwned>(&self) -> Result<T, FileError> {
+        toml::from_str(&self.text).map_err(|error| self.fault(error))
+    }
+
+    /// The values of a table that was made from the file's. Errors have no line.
+    ///
+    /// # Errors
+    /// The table has an unknown key or a value of a wrong type.
+    pub fn parse_table<T: DeserializeOwned>(&self, table: Table) -> Result<T, FileError> {
+        table.try_into().map_err(|error| self.fault(error))
+    }
+
+    fn fault(&self, mut error: toml::de::Error) -> FileError {
+        let path = self.path.display();
+        let line = error
+            .span()
+            .and_then(|span| line_at(&self.text, span.start));
+        let place = match line {
+            Some(line) => format!("{path}:{line}"),
+            None => path.to_string(),
+        };
+        // Without the text the message has the key instead of several lines that show the place.
+        error.set_input(None);
+        let fault = error.to_string();
+        let fault = fault.trim().replace('\n', " ");
+        FileError::Parse {
+            kind: self.kind,
+            place,
+            fault,
+        }
+    }
+}
+
+/// The line of a position, from 1.
+fn line_at(text: &str, at: usize) -> Option<usize> {
+    Some(text.get(..at)?.matches('\n').count() + 1)
+}
+
+/// The line of the key that a message begins with, or of the nearest table around it, from 1. `text` is the file's.
+pub fn line_of(text: &str, what: &str) -> Option<usize> {
+    let is_key = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    let end = what.find(|c| !is_key(c)).unwrap_or(what.len());
+    let mut rest = &what[..end];
+    let document = DeTable::parse(text).ok()?;
+    let mut table = document.get_ref();
+    let mut found = None;
+    loop {
+        // A name may have dots, so the longest key that fits is the right one.
+        let fits = |name: &str| {
+            let rest = rest.strip_prefix(name)?;
+            (rest.is_empty() || rest.starts_with('.')).then(|| rest.trim_start_matches('.'))
+        };
+        let keys = table.iter();
+        let keys = keys.filter_map(|(key, value)| Some((key, value, fits(key.get_ref())?)));
+        let Some((key, value, left)) = keys.min_by_key(|(_, _, left)| left.len()) else {
+            break;
+        };
+        found = Some(key.span().start);
+        rest = left;
+        table = match value.get_ref() {
+            DeValue::Table(inner) => inner,
+            DeValue::Array(list) => {
+                let (index, left) = rest.split_once('.').unwrap_or((rest, ""));
+                let item = index.parse().ok().and_then(|at: usize| list.get(at));
+                let Some((item, DeValue::Table(inner))) = item.map(|of| (of, of.get_ref())) else {
+                    break;
+                };
+                found = Some(item.span().start);
+                rest = left;
+                inner
+            }
+            _ => break,
+        };
+        if rest.is_empty() {
+            break;
+        }
+    }
+    line_at(text, found?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_found_in_its_line() {
+        let text = "policy = \"wss\"\n[[pool]]\nname = \"a\"\n[[pool]]\nname = \"b\"\nfast_mib = 1\n\n\
+                    [vm.\"x.y\"]\nshare = 0\nfast = { size_mib = 1 }\n";
+        for (what, line) in [
+            ("policy is bad", Some(1)),
+            ("pool.1.fast_mib = 1 is bad", Some(6)),
+            ("pool.1.slow_mib is missing", Some(4)),
+            ("vm.x.y.share = 0", Some(9)),
+            ("vm.x.y.fast.size_mib = 1", Some(10)),
+            ("vm.x.y: bad", Some(8)),
+            ("the VMs' fast.size_mib", None),
+            ("", None),
+        ] {
+            assert_eq!(line_of(text, what), line, "{what}");
+        }
+        assert_eq!(line_of("no toml", "policy"), None);
+    }
+
+    #[test]
+    fn a_fault_is_one_line_with_file_line_and_key() {
+        #[derive(Debug, serde::Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Outer {
+            #[expect(dead_code, reason = "only read")]
+            inner: Inner,
+        }
+        #[derive(Debug, serde::Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Inner {
+            #[expect(dead_code, reason = "only read")]
+            size: u64,
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.toml");
+        let read = || TomlFile::read("list", &path, "give a list");
+        let said = |error: FileError| {
+            let said = error.to_string();
+            said.replace(&*folder.path().to_string_lossy(), "")
+        };
+        let missing = said(read().unwrap_err());
+        assert!(
+            missing.starts_with("cannot read list /a.toml: "),
+            "{missing}"
+        );
+        assert!(missing.ends_with("; give a list"), "{missing}");
+        for (text, want) in [
+            (
+                "[inner]\nsiez = 1",
+                &["list /a.toml:2: ", "`siez`", "inner"][..],
+            ),
+            (
+                "\n[inner]\nsize = \"1\"",
+                &["list /a.toml:3: ", "string \"1\"", "inner.size"],
+            ),
+            ("inner =", &["list /a.toml:1: "]),
+            ("", &["list /a.toml:1: ", "`inner`"]),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            let error = said(read().unwrap().parse::<Outer>().unwrap_err());
+            assert!(!error.contains('\n'), "{error}");
+            for part in want {
+                assert!(error.contains(part), "{text}: {error}");
+            }
+        }
+        std::fs::write(&path, "[inner]\nsiez = 1").unwrap();
+        let file = read().unwrap();
+        let table = file.parse::<Table>().unwrap();
+        let error = said(file.parse_table::<Outer>(table).unwrap_err());
+        assert!(
+            error.starts_with("list /a.toml: ") && error.contains("in `inner`"),
+            "{error}"
+        );
+    }
+}
