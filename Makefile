@@ -8,7 +8,7 @@ endif
 
 .PHONY: build setup demo test test-long bench fuzz future
 
-# Static release binaries: target/release/{demeter,forks,graph,gups,kvload,memlat,mix,sweep}.
+# Static release binaries: target/release/demeter and the workload programs.
 build:
 	@sh xtask/setup.sh compiler
 	@cargo xtask build

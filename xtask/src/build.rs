@@ -3,16 +3,15 @@
 //! .cargo/config.toml sets static linking. Cargo writes the binaries to a folder named after the target; this module
 //! moves them to target/release, where all other code expects them.
 
+use std::ffi::OsStr;
 use std::fs;
 
 use anyhow::Context;
 
 use crate::shell;
 
-/// The full command, and the workloads that it expects in its own folder.
-pub const BINARIES: [&str; 8] = [
-    "demeter", "forks", "graph", "gups", "kvload", "memlat", "mix", "sweep",
-];
+/// The sources of the workload programs, one file each.
+const PROGRAMS: &str = "crates/workload/src/bin";
 
 /// Where the full command is put.
 pub const RELEASE: &str = "target/release";
@@ -20,16 +19,31 @@ pub const RELEASE: &str = "target/release";
 /// Where the command without the feature `study` is put.
 pub const OPERATE: &str = "target/operate";
 
+/// The full command, and the workload programs that it expects in its own folder.
+pub fn binaries() -> anyhow::Result<Vec<String>> {
+    let folder = shell::root().join(PROGRAMS);
+    let cannot = || format!("cannot read {}", folder.display());
+    let mut names = vec!["demeter".to_owned()];
+    for entry in fs::read_dir(&folder).with_context(cannot)? {
+        let path = entry.with_context(cannot)?.path();
+        if path.extension().is_some_and(|kind| kind == "rs") {
+            let name = path.file_stem().and_then(OsStr::to_str);
+            names.extend(name.map(str::to_owned));
+        }
+    }
+    Ok(names)
+}
+
 /// Builds the full command and the workloads, and puts them into target/release.
 pub fn build() -> anyhow::Result<()> {
-    cargo("--bins --package demeter --package demeter-lab")?;
-    put(&BINARIES, RELEASE)
+    cargo("--bins --package demeter --package demeter-workload")?;
+    put(&binaries()?, RELEASE)
 }
 
 /// Builds the command that operates machines and studies none, and puts it into target/operate.
 pub fn operate() -> anyhow::Result<()> {
     cargo("--bin demeter --package demeter --no-default-features")?;
-    put(&["demeter"], OPERATE)
+    put(&["demeter".to_owned()], OPERATE)
 }
 
 fn cargo(what: &str) -> anyhow::Result<()> {
@@ -41,7 +55,7 @@ fn cargo(what: &str) -> anyhow::Result<()> {
 }
 
 /// Copies what cargo has just built.
-fn put(names: &[&str], folder: &str) -> anyhow::Result<()> {
+fn put(names: &[String], folder: &str) -> anyhow::Result<()> {
     let tuple = shell::program("rustc", "--print host-tuple").output();
     let tuple = tuple.context("cannot run rustc")?.stdout;
     let tuple = String::from_utf8_lossy(&tuple).trim().to_owned();
@@ -66,19 +80,32 @@ mod tests {
     use super::*;
 
     /// Crates that only the full command may link: root runs the other one.
-    const STUDY: [&str; 6] = [
+    const STUDY: [&str; 7] = [
         "demeter-lab",
         "demeter-report",
         "demeter-scenario",
         "demeter-sim",
+        "demeter-workload",
         "maud",
         "parquet",
     ];
 
-    /// The crates that the command links.
-    fn linked(features: &str) -> BTreeSet<String> {
-        let mut tree = shell::cargo("tree --locked --package demeter --edges normal --prefix none");
-        let tree = tree.args(features.split_whitespace()).output().unwrap();
+    /// Crates that workload programs do not need: they know nothing of agents, controllers and servers.
+    const SERVING: [&str; 8] = [
+        "axum",
+        "demeter-guest",
+        "demeter-host",
+        "demeter-host-api",
+        "demeter-http",
+        "demeter-lab",
+        "hyper",
+        "tokio",
+    ];
+
+    /// The crates that a package links.
+    fn linked(package: &str) -> BTreeSet<String> {
+        let mut tree = shell::cargo("tree --locked --edges normal --prefix none --package");
+        let tree = tree.args(package.split_whitespace()).output().unwrap();
         let errors = String::from_utf8_lossy(&tree.stderr);
         assert!(tree.status.success(), "cargo tree: {errors}");
         let text = String::from_utf8(tree.stdout).unwrap();
@@ -88,7 +115,7 @@ mod tests {
 
     #[test]
     fn the_command_that_operates_links_nothing_of_the_studies() {
-        let (full, small) = (linked(""), linked("--no-default-features"));
+        let (full, small) = (linked("demeter"), linked("demeter --no-default-features"));
         for name in STUDY {
             assert!(full.contains(name), "the full command has no {name}");
             assert!(

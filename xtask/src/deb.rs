@@ -123,8 +123,8 @@ fn stage(tree: &Path, version: &str) -> anyhow::Result<()> {
     }
     copy(&root.join("CHANGELOG.md"), &tree.join("CHANGELOG.md"))?;
     copy_folder(&root.join("scenarios"), &tree.join("scenarios"))?;
-    for name in build::BINARIES {
-        let program = root.join(build::RELEASE).join(name);
+    for name in build::binaries()? {
+        let program = root.join(build::RELEASE).join(&name);
         copy(&program, &tree.join("study").join(name))?;
     }
     let small = root.join(build::OPERATE).join("demeter");

@@ -1,8 +1,8 @@
-//! The lab: real VMs with two emulated memory tiers, and the workloads that run in them.
+//! The lab: real VMs with two emulated memory tiers.
 //!
 //! [`run()`] takes a scenario, boots a VM for each of its systems ([`Lab`]) and combines their reports ([`link`]) into
-//! one result. [`inside`] is the part in the VM, and [`workload`] has the measured programs. [`run_here()`] uses this
-//! machine's own two nodes instead. A [`Recorder`] runs a program without a VM and records all its memory accesses.
+//! one result. [`inside`] is the part in the VM. The measured programs are in the crate `demeter-workload`, or any
+//! others. [`run_here()`] uses this machine's own two nodes instead. A [`Recorder`] runs a program without a VM and records all its memory accesses.
 
 mod error;
 mod here;
@@ -17,7 +17,6 @@ mod run;
 mod timeline;
 mod tune;
 mod vm;
-pub mod workload;
 
 pub use error::{Error, VmFault};
 pub use launch::Launch;

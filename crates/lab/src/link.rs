@@ -9,11 +9,11 @@ use std::io::{self, Read};
 
 use demeter_policy::provision::{Policy, ProvisionerKind};
 use demeter_scenario::{Scenario, Settings};
+use demeter_workload::Rate;
 use serde::{Deserialize, Serialize};
 
 use crate::launch::Launch;
 use crate::process_usage::ProcessUsage;
-use crate::workload::Rate;
 
 /// Name of the virtio-serial port.
 pub const PORT_NAME: &str = "org.demeter.lab";

@@ -1,10 +1,10 @@
 //! Converts a VM's reports to the timeline of its run.
 
 use demeter_outcome::{Meter, Moment, OTHER_SYSTEM, SystemResult, Timeline, Unit, Work};
+use demeter_workload::Rate;
 
 use crate::error::VmFault;
 use crate::link::{ProgramFigure, Totals, VmMessage};
-use crate::workload::Rate;
 
 /// Maximum number of intervals; no workload reports as many, with one per second.
 const INTERVALS_MAX: usize = 10_000;

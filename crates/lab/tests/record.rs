@@ -1,10 +1,16 @@
 //! Tests the recorder on a real program. It needs a qemu-user with plugins (xtask/setup.sh installs the
 //! distribution's); without plugins, the tests count as ignored.
+//!
+//! The recorded program is this file, too: called `gups` it is that workload.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
+use std::fs;
+use std::io::ErrorKind;
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::LazyLock;
 use std::sync::atomic::AtomicBool;
 
 use demeter_lab::{Error, Recorder};
@@ -14,7 +20,11 @@ use libtest_mimic::{Arguments, Trial};
 /// A stop flag that is never set.
 static GOES_ON: AtomicBool = AtomicBool::new(false);
 
-fn main() {
+fn main() -> ExitCode {
+    let program = std::env::args_os().next().unwrap_or_default();
+    if Path::new(&program).ends_with("gups") {
+        return demeter_workload::run_program(demeter_workload::gups::run);
+    }
     let can_record = match recorder().plugin() {
         Err(error @ Error::NoPlugins { .. }) => {
             eprintln!("skipped: {error}");
@@ -48,13 +58,24 @@ fn main() {
         };
         Trial::test(name, run).with_ignored_flag(!can_record)
     });
-    libtest_mimic::run(&Arguments::from_args(), trials.into()).exit();
+    libtest_mimic::run(&Arguments::from_args(), trials.into()).exit_code()
 }
+
+/// This program, called `gups`.
+static GUPS: LazyLock<PathBuf> = LazyLock::new(|| {
+    let gups = Path::new(env!("CARGO_TARGET_TMPDIR")).join("gups");
+    match fs::remove_file(&gups) {
+        Err(error) if error.kind() != ErrorKind::NotFound => panic!("{error}"),
+        _ => {}
+    }
+    fs::copy(std::env::current_exe().unwrap(), &gups).unwrap();
+    gups
+});
 
 fn recorder() -> Recorder {
     let mut recorder = Recorder::from_env().unwrap();
     recorder.lab.cache = env!("CARGO_TARGET_TMPDIR").into();
-    recorder.lab.programs = Path::new(env!("CARGO_BIN_EXE_gups")).with_file_name("");
+    recorder.lab.programs = GUPS.with_file_name("");
     recorder
 }
 
@@ -63,13 +84,12 @@ fn args(words: &[&str]) -> Vec<OsString> {
 }
 
 fn every_word_that_a_program_fills_is_recorded_and_its_threads_apart() {
-    let gups = Path::new(env!("CARGO_BIN_EXE_gups"));
     let two_threads = args(&["--size", "128KiB", "--hot", "8KiB", "--threads", "2"]);
     let args = [two_threads, args(&["--duration", "1"])].concat();
     let mut stored = BTreeSet::new();
     let mut threads = BTreeMap::<u32, u64>::new();
     let status = recorder()
-        .start(gups, &args)
+        .start(&GUPS, &args)
         .unwrap()
         .run(&GOES_ON, |recorded| {
             *threads.entry(recorded.thread).or_default() += recorded.instructions;
@@ -91,10 +111,9 @@ fn every_word_that_a_program_fills_is_recorded_and_its_threads_apart() {
 }
 
 fn a_recording_that_is_broken_off_ends_the_program() {
-    let gups = Path::new(env!("CARGO_BIN_EXE_gups"));
     let args = args(&["--size", "1MiB", "--hot", "64KiB", "--duration", "1000"]);
     let mut calls = 0;
-    let status = recorder().start(gups, &args).unwrap().run(&GOES_ON, |_| {
+    let status = recorder().start(&GUPS, &args).unwrap().run(&GOES_ON, |_| {
         calls += 1;
         ControlFlow::Break(())
     });
@@ -120,7 +139,7 @@ fn what_cannot_be_recorded_is_named() {
         "{error}"
     );
     let script = tempfile::Builder::new().suffix(".sh").tempfile().unwrap();
-    std::fs::write(script.path(), "#!/bin/sh\n").unwrap();
+    fs::write(script.path(), "#!/bin/sh\n").unwrap();
     let recording = recorder().start(script.path(), &[]).unwrap();
     let error = recording
         .run(&GOES_ON, |_| ControlFlow::Continue(()))

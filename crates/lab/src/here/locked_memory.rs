@@ -8,10 +8,10 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use demeter_policy::{MIB, NodeId};
+use demeter_workload::bind;
 
 use crate::error::Error;
 use crate::inside::zones::node_free_mib;
-use crate::workload::bind;
 
 /// Maximum size of one part, MiB.
 const PART_MIB: u64 = 256;

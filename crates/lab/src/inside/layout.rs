@@ -13,11 +13,11 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use demeter_policy::{GuestPhysAddr, GuestVirtAddr, PAGE_SIZE};
 use demeter_scenario::Machine;
+use demeter_workload::Region;
 
 use super::control_page::{ControlPage, field};
 use super::fault::Fault;
 use super::zones::node_range;
-use crate::workload::region::Region;
 
 /// Number of pages shown per node.
 const PAGES: u64 = 16;

@@ -3,6 +3,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use demeter_workload::WorkloadEvent;
+
 use super::agent::AgentProcess;
 use super::fault::Fault;
 use super::host_link::{HostLink, Orders};
@@ -11,7 +13,6 @@ use super::workload::OwnProgram;
 use super::{kernel, modules};
 use crate::link::{Job, KILL_AGENT, VmMessage};
 use crate::process_usage::{ProcessUsage, kernel_kib};
-use crate::workload::WorkloadEvent;
 
 /// Runs rounds until the VM exits.
 pub fn run(link: &mut HostLink, job: &Job) -> Result<(), Fault> {

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use demeter_policy::{GuestVirtAddr, NodeId, Pid, VirtRange};
 use demeter_scenario::{Machine, System, Workload as Kind};
+use demeter_workload::{Rate, WorkloadEvent};
 
 use super::fault::Fault;
 use super::placement::{Placement, fast_nodes, nearest_fast};
@@ -19,7 +20,6 @@ use crate::link::{Job, LineReader, ProgramFigure, ProgramLog};
 use crate::program::cgroup::{OwnCgroup, join};
 use crate::program::{Bounds, Programs, Step};
 use crate::vm::dies_with_this_thread;
-use crate::workload::{Rate, WorkloadEvent};
 
 /// The cgroup of a copy that may not use all nodes.
 const CPUSET: &str = "/sys/fs/cgroup/bounded";

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use demeter_host_api::view::{VmState, VmView};
 use demeter_outcome::{CrashFigures, Provisioning, SystemResult};
+use demeter_scenario::rng::{Rng, scale};
 use demeter_scenario::{Crashes, Settings, Through};
 
 use super::controller::Controller;
@@ -17,7 +18,6 @@ use super::sizing::{NEAR_BYTES, random_size};
 use crate::error::Error;
 use crate::link::VmMessage;
 use crate::vm::{ControllerSetup, DIMM_SLOTS, Elastic, Monitor, VmEntry};
-use crate::workload::rng::{Rng, scale};
 
 /// The VM's name in the controller.
 const NAME: &str = "vm";

@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use demeter_host_api::view::{HostView, TierView, VmState, VmView};
+use demeter_scenario::rng::{Rng, scale};
 
 use super::backing::backed_bytes;
 use super::controller::Controller;
 use crate::error::Error;
 use crate::vm::{Elastic, NodeSizes};
-use crate::workload::rng::{Rng, scale};
 
 /// Tolerance of a VM's target, as guests release whole huge pages.
 pub const NEAR_BYTES: u64 = 4 << 20;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use demeter_outcome::{Provisioning, SoakFigures, SystemResult, Use};
 use demeter_policy::Pid;
+use demeter_scenario::rng::{Rng, scale};
 use demeter_scenario::{Scenario, Settings, Soak};
 
 use super::controller::Controller;
@@ -17,7 +18,6 @@ use crate::error::Error;
 use crate::link::VmMessage;
 use crate::process_usage::ProcessUsage;
 use crate::vm::{ControllerSetup, Elastic, NodeSizes, PreparedVm, VmEntry, check_host};
-use crate::workload::rng::{Rng, scale};
 
 /// Interval between samples of usage.
 const LOOK_EVERY: Duration = Duration::from_secs(1);

@@ -15,9 +15,6 @@ use super::tree::Tree;
 use crate::error::Error;
 use crate::launch::Launch;
 
-/// Our own programs, installed beside the command.
-const OWN: [&str; 7] = ["forks", "graph", "gups", "kvload", "memlat", "mix", "sweep"];
-
 /// Folders of a distribution's programs.
 const BIN_DIRS: [&str; 6] = [
     "/usr/local/bin",
@@ -75,7 +72,11 @@ impl<'a> Finder<'a> {
             let absolute = std::path::absolute(path).map_err(Error::io("find", path))?;
             in_tree(path).or_else(|| here(&absolute))
         } else {
-            let own = || OWN.contains(&word).then(|| self.own.join(word));
+            let own = || {
+                demeter_workload::PROGRAMS
+                    .contains(&word)
+                    .then(|| self.own.join(word))
+            };
             let installed = || BIN_DIRS.iter().map(|dir| Path::new(dir).join(word));
             let path = std::env::var_os("PATH").unwrap_or_default();
             let path = || std::env::split_paths(&path).map(|dir| dir.join(word));

@@ -10,10 +10,10 @@ use std::sync::atomic::AtomicBool;
 use anyhow::bail;
 use clap::ValueEnum;
 use demeter_lab::link::{ProgramFigure, VmMessage};
-use demeter_lab::workload::Rate;
 use demeter_lab::{Lab, Repetition};
 use demeter_outcome::RunResult;
 use demeter_scenario::{Scenario, System};
+use demeter_workload::Rate;
 
 use self::cases::Cases;
 use super::progress::{Progress, Work};

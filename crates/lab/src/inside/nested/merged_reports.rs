@@ -3,9 +3,10 @@
 use std::collections::VecDeque;
 use std::mem::{Discriminant, discriminant};
 
+use demeter_workload::Rate;
+
 use super::Fault;
 use crate::link::{Interval, ProgramFigure, Totals, VmMessage};
-use crate::workload::Rate;
 
 /// Maximum lead of one guest's reports over another's: one per second of the longest timed phase.
 const AHEAD_MAX: usize = 4096;

@@ -227,7 +227,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::{Csr, shuffled};
-    use crate::workload::rng;
+    use crate::rng;
 
     fn graph(scale: u32, factor: u32, seed: u64) -> Csr {
         let made: Result<Csr, ()> = Csr::kronecker(scale, factor, seed, || Ok(()));

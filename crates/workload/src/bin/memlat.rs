@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use demeter_lab::workload::{memlat, run_program};
+use demeter_workload::{memlat, run_program};
 
 fn main() -> ExitCode {
     run_program(memlat::run)

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use demeter_lab::workload::{mix, run_program};
+use demeter_workload::{mix, run_program};
 
 fn main() -> ExitCode {
     run_program(mix::run)

@@ -26,7 +26,7 @@ pub(crate) struct Mapping {
 /// An untouched anonymous mapping, aligned to 2 MiB.
 ///
 /// It is accessed as words shared by several threads. The system decides on huge pages.
-pub(crate) struct Region {
+pub struct Region {
     base: *mut libc::c_void,
     mapped_bytes: usize,
     first: *const AtomicU64,
@@ -38,7 +38,10 @@ unsafe impl Sync for Region {}
 
 impl Region {
     /// Maps `bytes` bytes, a multiple of 8, for this process alone.
-    pub(crate) fn map(bytes: u64) -> Result<Self, Error> {
+    ///
+    /// # Errors
+    /// The address space is too small.
+    pub fn map(bytes: u64) -> Result<Self, Error> {
         Self::map_as(bytes, Mapping::default())
     }
 
@@ -91,12 +94,12 @@ impl Region {
     }
 
     /// The virtual address of the first byte.
-    pub(crate) fn start(&self) -> u64 {
+    pub fn start(&self) -> u64 {
         self.first as u64
     }
 
     /// All words of the region.
-    pub(crate) fn words(&self) -> &[AtomicU64] {
+    pub fn words(&self) -> &[AtomicU64] {
         // SAFETY: `first` is aligned and `words` words lie inside the mapping, which lives as long
         // as `self`; fresh anonymous memory reads as zero, a valid AtomicU64.
         unsafe { std::slice::from_raw_parts(self.first, self.words) }
@@ -117,7 +120,10 @@ impl Region {
 
     /// Sets the preferred node of the byte offsets `range` (widened to whole pages) for first touch: mbind(2) with
     /// MPOL_PREFERRED.
-    pub(crate) fn prefer_node(&self, range: &Range<u64>, node: u32) -> Result<(), Error> {
+    ///
+    /// # Errors
+    /// There is no such node.
+    pub fn prefer_node(&self, range: &Range<u64>, node: u32) -> Result<(), Error> {
         if node >= u64::BITS {
             return Err(Error::Arguments(format!(
                 "--place-hot {node}: nodes go from 0 to 63"
@@ -134,7 +140,10 @@ impl Region {
 }
 
 /// Sets the nodes for the first touch of a range of our memory: mbind(2) with `mode`, for nodes from 0 to 63.
-pub(crate) fn bind(start: u64, bytes: u64, nodes: &[NodeId], mode: libc::c_int) -> io::Result<()> {
+///
+/// # Errors
+/// The kernel's, or a node is out of range.
+pub fn bind(start: u64, bytes: u64, nodes: &[NodeId], mode: libc::c_int) -> io::Result<()> {
     let mut mask = 0;
     for node in nodes {
         mask |= 1u64

@@ -1,11 +1,13 @@
 //! Tests the workload programs as a user or the lab's runner starts them.
 
 use std::collections::HashMap;
+use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 
-use demeter_lab::workload::{Rate, WorkloadEvent};
+use demeter_workload::{Rate, WorkloadEvent};
 
 const FORKS: &str = env!("CARGO_BIN_EXE_forks");
 const GUPS: &str = env!("CARGO_BIN_EXE_gups");
@@ -27,6 +29,18 @@ fn events(output: &Output) -> Vec<WorkloadEvent> {
     text.lines()
         .map(|line| serde_json::from_str(line).expect(line))
         .collect()
+}
+
+#[test]
+fn every_program_is_listed() {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/bin");
+    let sources = fs::read_dir(sources).unwrap();
+    let mut names: Vec<_> = sources
+        .map(|entry| entry.unwrap().path().with_extension(""))
+        .map(|path| path.file_name().unwrap().to_str().unwrap().to_owned())
+        .collect();
+    names.sort();
+    assert_eq!(names, demeter_workload::PROGRAMS);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use demeter_lab::workload::{graph, run_program};
+use demeter_workload::{graph, run_program};
 
 fn main() -> ExitCode {
     run_program(graph::run)

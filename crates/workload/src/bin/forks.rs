@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use demeter_lab::workload::{forks, run_program};
+use demeter_workload::{forks, run_program};
 
 fn main() -> ExitCode {
     run_program(forks::run)

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use demeter_lab::workload::{kvload, run_program};
+use demeter_workload::{kvload, run_program};
 
 fn main() -> ExitCode {
     run_program(kvload::run)

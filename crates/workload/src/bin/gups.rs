@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use demeter_lab::workload::{gups, run_program};
+use demeter_workload::{gups, run_program};
 
 fn main() -> ExitCode {
     run_program(gups::run)

@@ -1,6 +1,6 @@
-//! Workload programs, which run in the guest under a memory tiering system.
+//! Workload programs, which run in a guest under a memory tiering system, or on any Linux.
 //!
-//! The programs are thin wrappers of this module. All map and populate memory, report `ready`, run the timed phase with
+//! The programs are thin wrappers of this crate. All map and populate memory, report `ready`, run the timed phase with
 //! one report per interval, and report `done`. They know nothing of tiers, except that `--place-hot` binds the hot set
 //! of gups and memlat to a node.
 
@@ -16,7 +16,7 @@ pub mod gups;
 pub mod kvload;
 pub mod memlat;
 pub mod mix;
-pub(crate) mod region;
+mod region;
 mod sharers;
 mod single_worker;
 mod size;
@@ -26,10 +26,13 @@ mod tagged_words;
 mod timed;
 mod wait;
 
-pub(crate) use demeter_scenario::rng;
+use demeter_scenario::rng;
+
+/// The names of the programs.
+pub const PROGRAMS: [&str; 7] = ["forks", "graph", "gups", "kvload", "memlat", "mix", "sweep"];
 
 pub use args::run_program;
 pub use error::Error;
 pub use event::{Rate, WorkloadEvent};
-pub(crate) use region::bind;
+pub use region::{Region, bind};
 pub use size::{Size, SizeError};

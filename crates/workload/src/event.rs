@@ -114,7 +114,7 @@ impl Rate {
 
 impl Rate {
     /// The unit of the figure.
-    pub(crate) fn unit(self) -> Unit {
+    pub fn unit(self) -> Unit {
         match self {
             Self::Mops(_) => Unit::MOPS,
             Self::LatencyNs(_) => Unit::NS,
@@ -123,14 +123,14 @@ impl Rate {
     }
 
     /// The figure.
-    pub(crate) fn value(self) -> f64 {
+    pub fn value(self) -> f64 {
         match self {
             Self::Mops(value) | Self::LatencyNs(value) | Self::RequestsPerS(value) => value,
         }
     }
 
     /// The sum over parallel workloads; none if one of them has no figure, or if figures cannot be added.
-    pub(crate) fn sum(rates: &[Option<Self>]) -> Option<Self> {
+    pub fn sum(rates: &[Option<Self>]) -> Option<Self> {
         let add = |sum: Option<Self>, rate: Option<Self>| match (sum?, rate?) {
             (Self::Mops(a), Self::Mops(b)) => Some(Self::Mops(a + b)),
             (Self::RequestsPerS(a), Self::RequestsPerS(b)) => Some(Self::RequestsPerS(a + b)),

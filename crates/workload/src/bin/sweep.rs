@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use demeter_lab::workload::{run_program, sweep};
+use demeter_workload::{run_program, sweep};
 
 fn main() -> ExitCode {
     run_program(sweep::run)
