@@ -126,7 +126,20 @@ mod tests {
         for name in ["demeter-guest", "demeter-host", "demeter-dirtylog"] {
             assert!(small.contains(name), "{name}: {small:?}");
         }
-        let is_arrow = |name: &&String| name.starts_with("arrow");
-        assert_eq!(small.iter().find(is_arrow), None);
+        // Only `crates/schema` makes schemas.
+        let is_other = |name: &&String| name.starts_with("arrow") || name.starts_with("schemars");
+        assert_eq!(small.iter().find(is_other), None);
+    }
+
+    #[test]
+    fn workload_programs_link_no_server() {
+        let programs = linked("demeter-workload");
+        assert!(programs.contains("demeter-scenario"), "{programs:?}");
+        for name in SERVING {
+            assert!(
+                !programs.contains(name),
+                "cargo tree -p demeter-workload -i {name}"
+            );
+        }
     }
 }

@@ -17,6 +17,7 @@ use crate::tracker::Choice;
 
 /// The agent's configuration.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// Processes to manage, with their descendants. Give one of `pids`, `cgroup` and `all`.
@@ -25,6 +26,7 @@ pub struct Config {
     /// to the first cgroup that contains it. With `all`, all other processes are one more group, of weight 1. For one
     /// cgroup its directory is enough: `cgroup = "/sys/fs/cgroup/db.slice"`.
     #[serde(deserialize_with = "one_or_several")]
+    #[cfg_attr(feature = "schema", schemars(schema_with = "one_or_several_schema"))]
     pub cgroup: Vec<Cgroup>,
     /// Manages all processes of at least `resident_min_mib`.
     pub all: bool,
@@ -37,6 +39,7 @@ pub struct Config {
     pub tracker_cpu_percent: f64,
     /// Nodes of each tier, the fastest first: `"0,1/2,3"` for two tiers of two nodes. For systems that report tiers
     /// wrongly or not at all. Other nodes are left alone.
+    #[cfg_attr(feature = "schema", schemars(with = "Option<String>"))]
     pub tiers: Option<Tiers>,
     /// Turns DAMON_STAT off while the agent uses DAMON. The kernel starts this statistic by itself, and it keeps others
     /// from using DAMON. DAMON that a person has set up is never turned off.
@@ -86,6 +89,7 @@ impl Default for Config {
 
 /// A cgroup, and its share of fast memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Cgroup {
     /// The cgroup's directory.
@@ -148,8 +152,16 @@ fn one_or_several<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Cgroup>, D::
     from.deserialize_any(OneOrSeveral)
 }
 
+/// The schema of [`one_or_several`].
+#[cfg(feature = "schema")]
+fn one_or_several_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    let several = generator.subschema_for::<Vec<Cgroup>>();
+    schemars::json_schema!({ "anyOf": [{ "type": "string" }, several] })
+}
+
 /// Whether the agent relays between host and balloon driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 #[derive(strum::EnumString, strum::VariantNames)]
 #[strum(serialize_all = "lowercase")]

@@ -37,6 +37,7 @@ pub const VMS_MAX: usize = 1024;
 
 /// Configuration of the controller.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// Unix socket for the API, accessible to its owner only.
@@ -63,6 +64,7 @@ pub struct Config {
     pub policy: Policy,
     /// Memory that all VMs together may use; `[[pool]]` for several pools.
     #[serde(deserialize_with = "pools::read", serialize_with = "pools::write")]
+    #[cfg_attr(feature = "schema", schemars(schema_with = "pools::schema"))]
     pub pool: Vec<PoolConfig>,
     /// Values for VMs that do not set them.
     #[serde(default)]
@@ -74,6 +76,7 @@ pub struct Config {
 
 /// Source of VMs that the configuration does not list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Discover {
     /// libvirt: each running domain that has two NUMA cells and everything its provisioner needs.
@@ -83,6 +86,7 @@ pub enum Discover {
 
 /// Component that finds a VM's hot memory and moves it between tiers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Manage {
     /// The agent in the guest.
@@ -96,6 +100,7 @@ pub enum Manage {
 
 /// How the host itself tells hot memory from cold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct HistoryConfig {
     /// Run time of the VM between two scans of its access bits, milliseconds.
@@ -123,6 +128,7 @@ impl HistoryConfig {
 
 /// Configuration of one VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct VmConfig {
     /// QEMU's QMP socket, if libvirt does not run the VM.
@@ -175,6 +181,7 @@ pub struct VmConfig {
 
 /// Configuration of one tier of a VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct TierConfig {
     /// Id of the tier's QEMU memory backend or Cloud Hypervisor memory zone. Optional under

@@ -13,6 +13,7 @@ const NAME_BYTES_MAX: usize = 64;
 ///
 /// It needs no escaping in URLs and metrics. Cheap to clone.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(try_from = "String", into = "String")]
 pub struct VmName(Arc<str>);
 
@@ -63,6 +64,7 @@ impl fmt::Display for VmName {
 
 /// Name of a pool; empty for the only pool of a host.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(transparent)]
 pub struct PoolName(pub String);
 

@@ -19,6 +19,7 @@ const SAMPLES_PER_CPU_S: u32 = 600;
 /// Parameters of sampling, heat and moves, in the units of the agent's configuration file; a scenario has the same
 /// keys. Defaults are those of the Demeter paper where it gives them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Tuning {
     /// Loads per sample. By default 4093, and less where memory is so slow that a CPU would yield few samples.

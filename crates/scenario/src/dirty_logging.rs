@@ -20,6 +20,7 @@ const PASSES_MAX: u32 = 100;
 /// mix of one swept part, `stores` of which are written. Each virtual CPU sweeps its own slice; speed counts steps of
 /// the sweeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct DirtyLogging {
     /// The task to time.
@@ -86,6 +87,7 @@ impl Default for DirtyLogging {
 
 /// The timed task of a VM under dirty logging.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum LoggedTask {
     /// Logging is enabled while the virtual CPUs wait. Then each sweeps its slice once, which is timed.
@@ -99,6 +101,7 @@ pub enum LoggedTask {
 
 /// A family of processors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Isa {
     /// Armv8.
@@ -110,6 +113,7 @@ pub enum Isa {
 
 /// How faults take the lock of a VM's second-level tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum MmuLock {
     /// One at a time: Linux up to 5.17 on Arm.
@@ -123,6 +127,7 @@ pub enum MmuLock {
 
 /// When a block of 2 MiB is split, so that single pages can be logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Split {
     /// At the first fault in it, which maps only its own page.

@@ -16,6 +16,8 @@ mod random;
 mod result;
 pub mod rng;
 mod scenario;
+#[cfg(feature = "schema")]
+mod schema;
 mod settings;
 mod translation;
 mod vary;

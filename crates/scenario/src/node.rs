@@ -21,6 +21,7 @@ const SOCKETS_MAX: u32 = 16;
 
 /// One node of a machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct MachineNode {
     /// Its tier: 1 is the fastest.

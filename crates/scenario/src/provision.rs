@@ -16,6 +16,7 @@ use crate::{Phase, Workload};
 /// by shares. With `demeter-balloon` a host controller divides it by the policy between guests with agents; before the
 /// timed phase they have it by their shares. There is one run for each system.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Provision {
     /// Mechanisms to compare.
@@ -60,6 +61,7 @@ fn default_guarantee_mib() -> u64 {
 
 /// A published policy that divides fast memory between VMs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, strum::Display)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
 pub enum RivalPolicy {
@@ -112,6 +114,7 @@ impl Provisioner {
 
 /// How the lab's VMs run, and how the host controller connects to them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, strum::Display)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
 pub enum Through {
@@ -124,6 +127,7 @@ pub enum Through {
 /// Fast memory that grows and shrinks during the timed phase. At `from_s` it grows by `fast_mib`, `every_s` later it
 /// shrinks back, and so on. It ends with its initial size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ResizeCycle {
     /// Size of a change, MiB.
@@ -138,6 +142,7 @@ pub struct ResizeCycle {
 /// its agent, its host controller or the VM is killed. Or the VM is reset, stopped for a while, reverted to a snapshot,
 /// put through a failed migration, or gets or loses a DIMM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Crashes {
     /// Number of these events, one after the other.
@@ -149,6 +154,7 @@ pub struct Crashes {
 /// A soak test: VMs run the workload repeatedly, each time for `round_s`, and are resized until `duration_s` is over.
 /// Memory, descriptors and threads of controller, agents and kernels must not grow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Soak {
     /// Length of a round, seconds.
@@ -166,6 +172,7 @@ impl Provision {
 
 /// One of several VMs. It runs the scenario's workload, if that is gups with its own hot set, or a workload of its own.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Vm {
     /// Short name, also in results.

@@ -10,6 +10,7 @@ use crate::{
 
 /// A scenario: one workload on one machine under several systems.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Scenario {
     /// Short name, also the name in the result file.
@@ -40,6 +41,7 @@ pub struct Scenario {
     /// Keys with several values, dotted as in `demeter sweep`. Every combination of a table's values is a case. Only
     /// the simulator runs cases.
     #[serde(default)]
+    #[cfg_attr(feature = "schema", schemars(schema_with = "crate::schema::vary"))]
     pub vary: Vec<toml::Table>,
     /// Published figures of the scenario.
     #[serde(default)]
@@ -58,6 +60,7 @@ fn default_seed() -> u64 {
 
 /// The guest machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Machine {
     /// Whether the workload runs in this machine or in a guest of it.
@@ -92,6 +95,7 @@ fn is_true(value: &bool) -> bool {
 
 /// The machine's role: the workload's VM, or its host. Only the lab has hosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum MachinePlace {
     /// The VM that the workload runs in.
@@ -119,6 +123,7 @@ impl MachinePlace {
 
 /// The kernel's mode of transparent huge pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 #[derive(strum::IntoStaticStr)]
 #[strum(serialize_all = "lowercase")]
@@ -134,6 +139,7 @@ pub enum Thp {
 
 /// One memory tier.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Tier {
     /// Memory available to programs after boot, MiB, in addition to the kernel's own memory.
@@ -152,6 +158,7 @@ impl Tier {
 
 /// How the lab emulates the machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Lab {
     /// How much slower than hardware the emulated CPU is assumed to be. Memory delays are multiplied by this factor, so
@@ -167,6 +174,7 @@ pub struct Lab {
 
 /// The clock of the lab's guests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Clock {
     /// The host's: results vary with the host's load.
@@ -178,6 +186,7 @@ pub enum Clock {
 
 /// The sampling unit of the lab's CPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum SamplingUnit {
     /// AMD's, instruction-based sampling.
@@ -202,6 +211,7 @@ impl Default for Lab {
 
 /// How the simulator models the machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Sim {
     /// The modelled processor, with its sizes and costs.
@@ -281,6 +291,7 @@ impl Default for Sim {
 
 /// A processor model of the simulator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Cpu {
     /// Intel Ice Lake-SP.
@@ -299,6 +310,7 @@ pub enum Cpu {
 
 /// Measured curves of latency under load. The idle latency is the tier's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Curve {
     /// DDR4 of Ice Lake-SP: 1.6 times at 80 % of the peak bandwidth.

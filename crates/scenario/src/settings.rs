@@ -17,6 +17,7 @@ const RATE_MAX_MIB: u32 = 1 << 20;
 /// Settings of one system. A system with several settings runs under each, and the table shows the best. A system
 /// without any runs once, as its documentation recommends. Other parameters keep the kernel's defaults.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Settings {
     /// Name in tables, such as `small pages`.

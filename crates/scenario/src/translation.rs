@@ -14,6 +14,7 @@ const BAD_PAGES_MAX: u32 = 16;
 /// How addresses are translated. All memory is reserved and mapped before the program starts, in one piece in both
 /// dimensions, as segments and pages of 1 GiB require.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Translation {
     /// Dimensions and segments.
@@ -36,6 +37,7 @@ pub struct Translation {
 
 /// Dimensions of translation, and those replaced by a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, strum::Display)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
 pub enum TranslationMode {
@@ -80,6 +82,7 @@ impl TranslationMode {
 
 /// Size of pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub enum Pages {
     /// 4 KiB.
     #[default]

@@ -23,9 +23,11 @@ pub struct Case {
 
 /// A published figure about the scenario, shown beside the measured one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Published {
     /// The figure of a result, such as `elapsed_s`, `counters.flush_total` or `cpu_s.track`.
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub figure: Figure,
     /// The system that it is about.
     pub system: System,

@@ -20,6 +20,8 @@ pub fn docs() -> anyhow::Result<()> {
         fs::write(&path, page.text).with_context(|| format!("cannot write {}", page.path))?;
         eprintln!("wrote {}", page.path);
     }
+    let schemas = "run --locked --quiet --package demeter-schema -- docs/src/reference";
+    shell::run(shell::cargo(schemas))?;
     let mut metrics = shell::cargo("test --locked --quiet --package demeter --test metrics");
     metrics.env(WRITE, "1");
     shell::run(metrics)?;

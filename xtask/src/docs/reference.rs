@@ -34,7 +34,8 @@ const SUBJECTS: [Subject; 4] = [
         path: "docs/src/reference/guest.md",
         title: "guest.toml",
         about: "The agent's configuration: `demeter guest --config guest.toml`. Flags of the same names go \
-                before. `packaging/guest.toml` is an example.",
+                before. `packaging/guest.toml` is an example. Editors check a file by its \
+                [JSON Schema](guest.schema.json): see [Editors](../scenarios.md#editors).",
         keys: READ,
         krate: "guest",
         root: "Config",
@@ -43,7 +44,8 @@ const SUBJECTS: [Subject; 4] = [
         path: "docs/src/reference/host.md",
         title: "host.toml",
         about: "The controller's configuration: `demeter host --config host.toml`. `packaging/host.toml` is \
-                an example. Sizes and policy are where a VM begins: what was set later, over the API, is \
+                an example. Editors check a file by its [JSON Schema](host.schema.json): see \
+                [Editors](../scenarios.md#editors). Sizes and policy are where a VM begins: what was set later, over the API, is \
                 kept in the state file and goes before.",
         keys: READ,
         krate: "host-api",
@@ -52,7 +54,8 @@ const SUBJECTS: [Subject; 4] = [
     Subject {
         path: "docs/src/reference/scenario.md",
         title: "Scenario files",
-        about: "`demeter run SCENARIO`. `scenarios/` has examples. Beside the keys below, `extends` names a \
+        about: "`demeter run SCENARIO`. `scenarios/` has examples. Editors check a file by its \
+                [JSON Schema](scenario.schema.json): see [Editors](../scenarios.md#editors). Beside the keys below, `extends` names a \
                 file that this one changes; see [Scenarios](../scenarios.md).",
         keys: READ,
         krate: "scenario",

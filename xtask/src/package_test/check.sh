@@ -53,6 +53,15 @@ study_is_elsewhere() {
     [ "$answer" = 'error: demeter systems is not in this package; install demeter-lab' ]
 }
 
+# The first line of a configuration names its schema.
+schemas_are_named() {
+    for name in guest host; do
+        schema=$(sed -n 's|^#:schema file://||p' /etc/demeter/$name.toml)
+        echo "$name: $schema"
+        [ -s "$schema" ] || return 1
+    done
+}
+
 install_lab() {
     apt-get install -y ./demeter-lab_*.deb && demeter systems | grep '^demeter '
 }
@@ -134,6 +143,7 @@ check "apt install" install_packages || exit 1
 check "module is built" module_is_built
 check "no unit is enabled unasked" no_unit_is_enabled
 check "a study command is refused" study_is_elsewhere
+check "schemas of configurations" schemas_are_named
 check "probe" probe
 check "enable --now" systemctl enable --now demeter-guest
 check "agent is active" agent_is_active

@@ -11,6 +11,7 @@ use crate::PoolName;
 
 /// Values for VMs whose sections do not set them, and for discovered VMs.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Defaults {
     /// The pool.
@@ -41,6 +42,7 @@ pub struct Defaults {
 
 /// Values for a tier of VMs.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct TierDefaults {
     /// Minimum size of the tier, MiB.

@@ -11,6 +11,7 @@ const URI: &str = "qemu:///system";
 
 /// Connection to a libvirt daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Libvirt {
     /// Unix socket of the daemon; by default `/run/libvirt/virtqemud-sock` or

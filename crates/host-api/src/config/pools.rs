@@ -17,6 +17,7 @@ use crate::{PoolName, VmName};
 
 /// Memory that is divided between VMs: `pool` for one pool, `[[pool]]` for several.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct PoolConfig {
     /// Name, by which a VM chooses it. Needed with several pools.
@@ -379,6 +380,14 @@ pub(super) fn read<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<PoolConfig>
     }
 
     from.deserialize_any(OneOrMany)
+}
+
+/// The schema of [`read`].
+#[cfg(feature = "schema")]
+pub(super) fn schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    let one = generator.subschema_for::<PoolConfig>();
+    let many = generator.subschema_for::<Vec<PoolConfig>>();
+    schemars::json_schema!({ "anyOf": [one, many] })
 }
 
 /// Writes one pool as a table, several as a list.

@@ -10,6 +10,7 @@ const SIZE_MIN_MIB: u64 = 16;
 
 /// Parameters of an application; its data structures grow to fill the size.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct App {
     /// Memory of all its data structures, MiB.

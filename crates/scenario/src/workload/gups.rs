@@ -23,6 +23,7 @@ const BLOCK_MIB: u64 = 2;
 
 /// Parameters of gups.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Gups {
     /// Size of the array, MiB.
@@ -86,6 +87,7 @@ fn is_one(count: &u32) -> bool {
 
 /// A change: the hot set has another size from then on and keeps its end, or the program is idle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Phase {
     /// Time of the change, seconds into the timed phase.

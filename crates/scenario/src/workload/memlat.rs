@@ -7,6 +7,7 @@ use crate::fault::at_least_one;
 
 /// Parameters of memlat.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Memlat {
     /// Size of the region, MiB.

@@ -10,6 +10,7 @@ const PARTS_MAX: usize = 16;
 
 /// Parameters of mix.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Mix {
     /// Idle memory that is touched first, MiB.
@@ -30,6 +31,7 @@ pub struct Mix {
 
 /// A part of memory and its access pattern.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Part {
     /// Its size, MiB.
@@ -63,6 +65,7 @@ pub struct Part {
 
 /// The order of accesses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Pattern {
     /// At random.

@@ -99,6 +99,7 @@ macro_rules! workloads {
     ($($(#[$doc:meta])* $kind:ident($parameters:ty),)*) => {
         /// The workload.
         #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, strum::IntoStaticStr)]
+        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
         #[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
         #[strum(serialize_all = "lowercase")]
         pub enum Workload {

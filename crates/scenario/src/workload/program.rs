@@ -21,6 +21,7 @@ const WAIT_MAX_S: u64 = 3600;
 
 /// Parameters of a workload of real programs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Programs {
     /// Memory that they use in total, MiB, if known; the machine must have it.
@@ -40,6 +41,7 @@ pub struct Programs {
 
 /// One program.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Program {
     /// Its name in results; by default the command's file name.
@@ -78,6 +80,7 @@ pub struct Program {
 /// A tenant's share of fast memory, as in the agent's `[[cgroup]]`. Programs without a cgroup together have a weight of
 /// 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Cgroup {
     /// Fast memory that it always gets, but no more than it uses, MiB.
@@ -98,6 +101,7 @@ fn two_minutes() -> u64 {
 
 /// How to detect that a program has started and filled its memory.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Ready {
     /// It prints a line that matches this regular expression.
@@ -110,6 +114,7 @@ pub enum Ready {
 
 /// The measured figure of a program.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Figure {
     /// Seconds until it ends successfully. The timed phase ends when all such programs have ended, or after the
@@ -126,6 +131,7 @@ pub enum Figure {
 
 /// A number in a program's output.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Number {
     /// A command that prints it, run every second; by default the program itself prints it.

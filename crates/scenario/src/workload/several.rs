@@ -13,6 +13,7 @@ const PROCESSES_MAX: usize = 64;
 /// compute_ns = 2000, parts = [{ size_mib = 800 }] }]`. Each has its own pid and mappings, but all share the guest's
 /// page tables. Simulator only.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Several {
     /// The processes, in the order in which they fill their memory.

@@ -7,6 +7,7 @@ use crate::fault::{at_least_one, refuse_if, within};
 
 /// Parameters of silo.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Silo {
     /// Memory of records and index, MiB.
@@ -30,6 +31,7 @@ pub struct Silo {
 
 /// Silo's transactions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum SiloMix {
     /// Reads and updates of single records by popularity.

@@ -9,6 +9,7 @@ use crate::fault::refuse_if;
 
 /// Parameters of a trace.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Trace {
     /// The trace file, as `demeter trace` writes it; relative to the current folder.

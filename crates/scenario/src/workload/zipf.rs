@@ -7,6 +7,7 @@ use crate::fault::within;
 
 /// Parameters of zipf.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Zipf {
     /// Memory that is accessed, MiB.
