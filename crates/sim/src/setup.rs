@@ -1,15 +1,14 @@
 //! Translates a scenario's machine into a world, before any access.
 
+mod nodes;
+
 use demeter_outcome::Unit;
 use demeter_policy::engine::{Config, Gain};
-
-use demeter_policy::{
-    BLOCK_SIZE, ByLevel, ByteCount, Level, MIB, NodeId, Placer, SAMPLE_PERIOD_MAX, VirtRange,
-};
-use demeter_scenario::{Cpu, MachineNode, Scenario, Settings, System, Thp, Translation, Workload};
+use demeter_policy::{BLOCK_SIZE, ByLevel, ByteCount, MIB, SAMPLE_PERIOD_MAX, VirtRange};
+use demeter_scenario::{Cpu, Scenario, Settings, System, Thp, Translation, Workload};
 
 use crate::error::SimError;
-use crate::guest::{Guest, GuestConfig, NodeConfig, Watermarks};
+use crate::guest::{Guest, GuestConfig, NodeConfig};
 use crate::hypervisor::{Backing, BackingPolicy, Hypervisor};
 use crate::machine::actor::Vcpu;
 use crate::machine::core::Core;
@@ -20,7 +19,6 @@ use crate::machine::flush::FlushCounts;
 use crate::machine::memory::{Memory, NodeIndex, NodeModel};
 use crate::machine::radix::{INDEX_MAX, PageSize, table_bytes, touched_table_bytes};
 use crate::machine::sampler::Sampling;
-use crate::machine::tier::{LINE_BYTES, TierModel};
 use crate::machine::walk::Space;
 use crate::program::Program;
 use crate::reserve::reserve;
@@ -94,7 +92,7 @@ pub(crate) struct WorldSetup {
 impl WorldSetup {
     /// The machine of a scenario.
     pub(crate) fn new(scenario: &Scenario) -> Result<Self, SimError> {
-        check_nodes(scenario)?;
+        nodes::check(scenario, vms_of(scenario))?;
         let vms = scenario.vms().into_iter();
         let workloads: Vec<Workload> = vms.map(|(_, vm)| vm.workload).collect();
         if let Some(key) = workloads.iter().find_map(Workload::lab_only) {
@@ -119,7 +117,7 @@ impl WorldSetup {
         let listed = machine.nodes();
         let nodes: Vec<NodeModel> = listed
             .iter()
-            .map(|node| node_model(scenario, node, dilation))
+            .map(|node| nodes::model(scenario, node, dilation))
             .collect();
         let usable: Vec<ByteCount> = listed
             .iter()
@@ -132,8 +130,8 @@ impl WorldSetup {
                 Some(bits) => bits,
                 None => scale_for(scenario)?,
             },
-            orders: orders(scenario),
-            plugs: plugs(&listed),
+            orders: nodes::orders(scenario),
+            plugs: nodes::plugs(&listed),
             huge_pages: machine.thp == Thp::Always,
             is_lab: matches!(scenario.sim.cpu, Cpu::Lab | Cpu::LabHost),
             host_pages: match scenario.sim.host_thp {
@@ -144,7 +142,7 @@ impl WorldSetup {
             timed_fill: scenario.sim.timed_fill,
             memtis_unlimited: scenario.sim.memtis_unlimited,
             vcpus: machine.vcpus,
-            sizes: Sizes::new(scenario, sizes(&nodes, &usable), usable[0]),
+            sizes: Sizes::new(scenario, nodes::sizes(&nodes, &usable), usable[0]),
             nodes,
             usable,
             vms: vms_of(scenario),
@@ -402,7 +400,7 @@ impl WorldSetup {
 
     /// Sizes of a VM's fast and slow node: the program's memory plus the watermark of allocations.
     pub(crate) fn sizes_of_tiers(&self) -> [ByteCount; 2] {
-        let sizes = sizes(&self.nodes, &self.usable);
+        let sizes = nodes::sizes(&self.nodes, &self.usable);
         [sizes[0], sizes[1]]
     }
 
@@ -463,114 +461,6 @@ impl WorldSetup {
     }
 }
 
-/// Refuses machines of nodes that are not modelled.
-fn check_nodes(scenario: &Scenario) -> Result<(), SimError> {
-    let machine = &scenario.machine;
-    let refused = if machine.node.is_empty() {
-        return Ok(());
-    } else if vms_of(scenario) > 1 || scenario.sim.cores.is_some() {
-        "several VMs or shared cores on a machine of nodes ([[machine.node]])"
-    } else if scenario.sim.translation.is_some() {
-        "reserved memory (sim.translation) on a machine of nodes ([[machine.node]])"
-    } else {
-        return Ok(());
-    };
-    Err(SimError::NoModelOf(refused))
-}
-
-/// The model of a node, under a clock that runs slower by `dilation`. The keys `fast_*` of `[sim]` hold for the first
-/// tier, and `slow_*` for all others.
-fn node_model(scenario: &Scenario, node: &MachineNode, dilation: u64) -> NodeModel {
-    let sim = &scenario.sim;
-    let level = level_of(node);
-    let gbps = 1_000_000_000 / dilation;
-    let (write_gbps, granule, curve, others) = match level {
-        Level::First => (None, LINE_BYTES, sim.fast_curve, sim.fast_others_gbps),
-        _ => (
-            sim.slow_write_gbps,
-            sim.slow_granule_bytes,
-            sim.slow_curve,
-            sim.slow_others_gbps,
-        ),
-    };
-    let figures = node.latency_ns.iter().zip(&node.bandwidth_gbps);
-    let from = |(latency_ns, bandwidth_gbps): (&u64, &u64)| TierModel {
-        latency_ps: latency_ns * dilation * PS_PER_NS,
-        read_bytes_per_s: bandwidth_gbps * gbps,
-        write_bytes_per_s: write_gbps.unwrap_or(*bandwidth_gbps) * gbps,
-        granule_lines: granule / LINE_BYTES,
-        curve,
-        others_bytes_per_s: others * gbps,
-    };
-    NodeModel {
-        level,
-        from: figures.map(from).collect(),
-    }
-}
-
-/// The tier of a node; a scenario's check allows no others.
-fn level_of(node: &MachineNode) -> Level {
-    Level::new(node.tier.saturating_sub(1) as usize).unwrap_or(Level::Fourth)
-}
-
-/// Sizes of nodes that leave these sizes to programs. The slowest tier has no watermarks.
-fn sizes(nodes: &[NodeModel], usable: &[ByteCount]) -> Vec<ByteCount> {
-    let slowest = nodes.iter().map(|node| node.level).max();
-    let size = |(node, &usable): (&NodeModel, &ByteCount)| {
-        let size = match Some(node.level) == slowest {
-            true => usable,
-            false => Watermarks::LINUX.around(usable),
-        };
-        ByteCount(size.0.next_multiple_of(BLOCK_SIZE))
-    };
-    nodes.iter().zip(usable).map(size).collect()
-}
-
-/// The nodes with memory by their distance from each socket, as in Linux's zone lists.
-fn orders(scenario: &Scenario) -> Vec<Vec<NodeIndex>> {
-    let machine = &scenario.machine;
-    let (nodes, distances) = (machine.nodes(), machine.distances());
-    let order = |socket: u32| {
-        let with_memory = (0..nodes.len()).filter(|&node| nodes[node].usable_mib > 0);
-        let mut order: Vec<NodeIndex> = with_memory.map(NodeIndex).collect();
-        order.sort_by_key(|node| distances[socket as usize][node.0]);
-        order
-    };
-    (0..machine.sockets()).map(order).collect()
-}
-
-/// The nodes that come or go.
-fn plugs(nodes: &[MachineNode]) -> Vec<Plug> {
-    let plugged = nodes
-        .iter()
-        .enumerate()
-        .filter(|(_, node)| node.is_plugged());
-    let plug = |(node, listed): (usize, &MachineNode)| Plug {
-        node: NodeIndex(node),
-        comes_at_s: listed.comes_at_s,
-        goes_at_s: listed.goes_at_s,
-    };
-    plugged.map(plug).collect()
-}
-
-fn placer(scenario: &Scenario) -> Placer {
-    let machine = &scenario.machine;
-    let nodes = machine.nodes();
-    let numbered = || (0..).map(NodeId).zip(&nodes);
-    let tier = |level: Level| -> Vec<NodeId> {
-        let of_tier = numbered().filter(|(_, node)| level_of(node) == level && node.usable_mib > 0);
-        of_tier.map(|(id, _)| id).collect()
-    };
-    let row = |(from, row): (u32, Vec<u64>)| {
-        let to = (0..).map(NodeId).zip(row);
-        // A distance is at most 254.
-        to.map(move |(to, distance)| ((NodeId(from), to), distance as u32))
-            .collect::<Vec<_>>()
-    };
-    let distances = (0..).zip(machine.distances()).flat_map(row);
-    Placer::new(Level::ALL.map(tier).into(), distances.collect())
-}
-
 /// The union of ranges, as sorted disjoint ranges.
 fn union(mut ranges: Vec<VirtRange>) -> Vec<VirtRange> {
     ranges.sort_unstable();
@@ -622,7 +512,7 @@ fn scale_for(scenario: &Scenario) -> Result<u32, SimError> {
 /// as in the lab.
 fn agent_settings(scenario: &Scenario, dilation: u64) -> AgentSettings {
     let (tuning, machine) = (&scenario.agent, &scenario.machine);
-    let latency_ns = ByLevel::from_fn(|level| latency_ns(machine, level, dilation));
+    let latency_ns = ByLevel::from_fn(|level| nodes::latency_ns(machine, level, dilation));
     let slowest_ns = latency_ns.0.into_iter().max();
     let period = tuning.loads_per_sample(slowest_ns.unwrap_or(0));
     let gain = Gain {
@@ -641,29 +531,18 @@ fn agent_settings(scenario: &Scenario, dilation: u64) -> AgentSettings {
         sampling: sampling(period),
         paper_sampling: sampling(tuning.sample_period.unwrap_or(SAMPLE_PERIOD_MAX)),
         epoch_ps: tuning.epoch_ms * 1_000_000_000,
-        placer: placer(scenario),
+        placer: nodes::placer(scenario),
         engine: Config {
             slowest: machine
                 .nodes()
                 .iter()
-                .map(level_of)
+                .map(nodes::level_of)
                 .max()
                 .unwrap_or_default(),
             ..Config::new(tuning, ByteCount(0))
         },
         vcpus: scenario.machine.vcpus,
     }
-}
-
-/// A tier's latency as an agent measures it: the mean of its nodes, each from its own socket; 0 without nodes.
-fn latency_ns(machine: &demeter_scenario::Machine, level: Level, dilation: u64) -> u32 {
-    let nodes = machine.nodes().into_iter();
-    let of_tier = nodes.filter(|node| level_of(node) == level && node.usable_mib > 0);
-    let ns: Vec<u64> = of_tier
-        .map(|node| node.latency_from_ns(node.socket) * dilation)
-        .collect();
-    let mean = ns.iter().sum::<u64>().checked_div(ns.len() as u64);
-    u32::try_from(mean.unwrap_or(0)).unwrap_or(u32::MAX)
 }
 
 /// The unit of a workload's speed.

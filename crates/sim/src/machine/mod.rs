@@ -2,6 +2,7 @@
 
 pub(crate) mod actor;
 mod assoc;
+mod caches;
 pub(crate) mod core;
 pub(crate) mod cost;
 pub(crate) mod cpu;

@@ -5,19 +5,6 @@ use crate::machine::cpu::ICE_LAKE_SP;
 use crate::machine::sampler::Sampling;
 use crate::machine::tier::TierModel;
 
-#[test]
-fn as_many_streams_are_followed_side_by_side_as_there_are() {
-    let predicted = |streams: u64| {
-        let mut caches = Core::new(&ICE_LAKE_SP, 12).caches;
-        let lines = (0..100).flat_map(|i| (0..streams).map(move |s| s * 10_000 + i));
-        lines.filter(|&line| caches.is_predicted(line)).count() as u64
-    };
-    for streams in 1..=STREAMS as u64 {
-        assert_eq!(predicted(streams), 99 * streams);
-    }
-    assert_eq!(predicted(STREAMS as u64 + 1), 0);
-}
-
 const START: GuestVirtAddr = GuestVirtAddr(1 << 30);
 const LATENCY_PS: u64 = 80_000;
 
