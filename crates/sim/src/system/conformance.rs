@@ -185,7 +185,8 @@ fn what_a_system_has_for_itself_is_told_and_does_not_depend_on_the_scale() {
             wrong.push((system, coarse, fine));
         }
     }
-    assert_eq!(wrong, []);
+    let hint = "memory_overhead in bytes a page, at two scales; a system without memory of its own is listed above";
+    assert_eq!(wrong, [], "{hint}");
 }
 
 #[test]
