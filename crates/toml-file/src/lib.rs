@@ -13,7 +13,7 @@ pub enum FileError {
     /// The file cannot be read.
     #[error("cannot read {kind} {path}: {source}; {hint}")]
     Read {
-        /// What the file is, such as `configuration`.
+        /// The kind of file, such as `configuration`.
         kind: &'static str,
         /// The file.
         path: PathBuf,
@@ -25,7 +25,7 @@ pub enum FileError {
     /// Not TOML, an unknown key or a wrong type.
     #[error("{kind} {place}: {fault}")]
     Parse {
-        /// What the file is.
+        /// The kind of file.
         kind: &'static str,
         /// The file, and the line if it is known.
         place: String,
