@@ -30,6 +30,9 @@ const EPOCHS: usize = 200;
 /// A hot block, and any block, is accessed so often each second. The first tenth from the end is hot.
 const ACCESSES: (f64, f64) = (7000.0, 80.0);
 
+/// Blocks of fast memory that are free at first: what the engine keeps free.
+const FREE_BLOCKS: u64 = 32;
+
 /// CPU time of a look at a page, and of setting a region.
 const LOOK: Duration = Duration::from_nanos(1200);
 const SET: Duration = Duration::from_micros(13);
@@ -59,6 +62,8 @@ struct World {
     blocks: u64,
     kind: Kind,
     fast: Vec<bool>,
+    /// Free blocks of fast memory.
+    free: u64,
     drawn: u64,
 }
 
@@ -173,6 +178,7 @@ impl Driver {
                 blocks,
                 kind,
                 fast: (0..blocks).map(|b| b < blocks / 4).collect(),
+                free: FREE_BLOCKS,
                 drawn: 0,
             },
             observer: is_damon.then(|| Observer::new(CPU_PERCENT, CPUS, Duration::ZERO)),
@@ -267,6 +273,7 @@ impl Driver {
             }
             Request::ReadNodes => {
                 let mut facts = ByLevel::<NodeFacts>::default();
+                facts.0[0].free = ByteCount(world.free * BLOCK_SIZE);
                 facts.0[1].free = ByteCount(1 << 40);
                 timed(|| engine.push(Input::Nodes(facts)))
             }
@@ -277,6 +284,10 @@ impl Driver {
                 for block in &blocks {
                     world.fast[(block.0 - FIRST) as usize] = direction == Direction::Promotion;
                 }
+                world.free = match direction {
+                    Direction::Promotion => world.free.saturating_sub(blocks.len() as u64),
+                    Direction::Demotion => world.free + blocks.len() as u64,
+                };
                 let whole = |&block: &Block| {
                     let resident = world.place(block).resident();
                     let mut spread = Spread::default();
