@@ -2,13 +2,15 @@
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::Router;
 use axum::serve::Listener;
-use hyper::body::Incoming;
+use axum::{BoxError, Router};
+use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -16,7 +18,7 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
-use tokio::time::timeout;
+use tokio::time::{Sleep, sleep, timeout};
 
 /// The client of a request, for logs; an extension of each request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,7 +54,7 @@ pub struct Limits {
     /// Maximum number of open connections, each with a descriptor. Others wait in the system's
     /// queue.
     pub connections: usize,
-    /// Time limit for the head of a request.
+    /// Time limit for the head of a request, and for its body.
     pub head: Duration,
     /// Time limit of a connection.
     pub connection: Duration,
@@ -70,6 +72,38 @@ impl Default for Limits {
 
 /// Maximum length of a request's head, and of a connection's buffer.
 const HEAD_BYTES_MAX: usize = 16 << 10;
+
+/// The body of a request, with a time limit. A connection that waits for it waits for its client.
+struct InTime {
+    body: Incoming,
+    is_idle: Arc<AtomicBool>,
+    late: Pin<Box<Sleep>>,
+}
+
+impl Body for InTime {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        self.is_idle.store(polled.is_pending(), Ordering::Relaxed);
+        if polled.is_pending() && self.late.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Some(Err("the body did not come in time".into())));
+        }
+        polled.map_err(Into::into)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
 
 /// Open connections by age, each with whether it waits for its client.
 #[derive(Default)]
@@ -92,7 +126,8 @@ impl Open {
 
 /// Serves `app` until cancelled, on a runtime with time.
 ///
-/// A client that sends nothing or half a request is disconnected in time. If all connections are
+/// A client that sends nothing or half a head is disconnected in time; to half a body, reading it
+/// fails. If all connections are
 /// taken and another client arrives, the connection that has waited longest for its client is
 /// closed at once. So idle clients delay no other.
 pub async fn serve<L: NamesPeer>(mut listener: L, app: Router, limits: Limits) -> Infallible {
@@ -113,6 +148,11 @@ pub async fn serve<L: NamesPeer>(mut listener: L, app: Router, limits: Limits) -
         let service = service_fn(move |mut request: hyper::Request<Incoming>| {
             request.extensions_mut().insert(peer.clone());
             idle.store(false, Ordering::Relaxed);
+            let request = request.map(|body| InTime {
+                body,
+                is_idle: idle.clone(),
+                late: Box::pin(sleep(limits.head)),
+            });
             let (answering, idle) = (service.call(request), idle.clone());
             async move {
                 let answer = answering.await;
@@ -140,7 +180,7 @@ pub async fn serve<L: NamesPeer>(mut listener: L, app: Router, limits: Limits) -
 
 #[cfg(test)]
 mod tests {
-    use axum::routing::get;
+    use axum::routing::{get, put};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
@@ -225,10 +265,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn half_heads_make_nobody_wait() {
+    async fn half_requests_make_nobody_wait() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let app = Router::new().route("/", get(|| async { "served" }));
+        let app = Router::new()
+            .route("/", get(|| async { "served" }))
+            .route("/", put(async |body: String| body));
         // Longer than this test may take.
         let limits = Limits {
             connections: 4,
@@ -237,11 +279,15 @@ mod tests {
         };
         tokio::spawn(serve(listener, app, limits));
         let mut stalled = vec![];
-        for _ in 0..5 {
+        let halves = [
+            "GET / HTTP/1.1\r\nHost:",
+            "PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf",
+        ];
+        for half in halves.iter().cycle().take(6) {
             for _ in 0..16 {
                 let mut stream = TcpStream::connect(address).await.unwrap();
                 // The connection may be closed already.
-                let _ = stream.write_all(b"GET / HTTP/1.1\r\nHost:").await;
+                let _ = stream.write_all(half.as_bytes()).await;
                 stalled.push(stream);
             }
             let mut honest = TcpStream::connect(address).await.unwrap();
@@ -249,5 +295,28 @@ mod tests {
             honest.write_all(question).await.unwrap();
             assert!(answer(honest).await.ends_with("served"));
         }
+    }
+
+    #[tokio::test]
+    async fn half_a_body_is_answered_in_time() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let app = Router::new().route("/", put(async |body: String| body));
+        tokio::spawn(serve(listener, app, SHORT));
+        let put = |body: &str| {
+            let head = "PUT / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 5";
+            format!("{head}\r\n\r\n{body}")
+        };
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(put("whole").as_bytes()).await.unwrap();
+        assert!(answer(stream).await.ends_with("whole"));
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(put("half").as_bytes()).await.unwrap();
+        let said = answer(stream).await;
+        let is_refused = said.starts_with("HTTP/1.1 400");
+        assert!(
+            is_refused && said.contains("did not come in time"),
+            "{said}"
+        );
     }
 }
