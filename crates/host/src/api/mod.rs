@@ -24,7 +24,7 @@ mod listen;
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use axum::extract::rejection::JsonRejection;
+use axum::extract::rejection::{JsonRejection, QueryRejection};
 use axum::extract::{DefaultBodyLimit, Path, Query, Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
@@ -152,6 +152,8 @@ fn router(handle: Handle) -> Router {
         .route("/v1/evacuate", post(evacuate))
         .route("/v1/events", get(events))
         .route("/metrics", get(prometheus))
+        .fallback(async || problem(StatusCode::NOT_FOUND, NO_ROUTE))
+        .method_not_allowed_fallback(async || problem(StatusCode::METHOD_NOT_ALLOWED, NO_METHOD))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .with_state(handle)
 }
@@ -164,6 +166,9 @@ fn local_router(handle: Handle) -> Router {
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .with_state(handle)
 }
+
+const NO_ROUTE: &str = "there is no such path; docs/src/api.md lists all";
+const NO_METHOD: &str = "this path has other methods; docs/src/api.md lists them";
 
 async fn authorize(State(token): State<Arc<Token>>, request: Request, next: Next) -> Response {
     let shown = request.headers().get(header::AUTHORIZATION);
@@ -193,8 +198,14 @@ struct After {
     after: u64,
 }
 
-async fn events(State(handle): State<Handle>, Query(After { after }): Query<After>) -> Response {
-    Json(handle.log.after(after)).into_response()
+async fn events(
+    State(handle): State<Handle>,
+    after: Result<Query<After>, QueryRejection>,
+) -> Response {
+    match after {
+        Ok(Query(After { after })) => Json(handle.log.after(after)).into_response(),
+        Err(rejected) => rejected_query(&rejected),
+    }
 }
 
 async fn set_tiers(
@@ -292,9 +303,14 @@ async fn remove(
     State(handle): State<Handle>,
     Extension(peer): Extension<Peer>,
     Path(name): Path<String>,
-    Query(Removal { running }): Query<Removal>,
+    removal: Result<Query<Removal>, QueryRejection>,
 ) -> Response {
-    ask_for(&handle, peer, &name, Asked::Remove, running).await
+    match removal {
+        Ok(Query(Removal { running })) => {
+            ask_for(&handle, peer, &name, Asked::Remove, running).await
+        }
+        Err(rejected) => rejected_query(&rejected),
+    }
 }
 
 async fn set(
@@ -392,6 +408,10 @@ fn said(answer: Option<Result<(), ChangeError>>) -> Response {
 }
 
 fn rejected_body(rejected: &JsonRejection) -> Response {
+    problem(rejected.status(), rejected.body_text())
+}
+
+fn rejected_query(rejected: &QueryRejection) -> Response {
     problem(rejected.status(), rejected.body_text())
 }
 
