@@ -9,6 +9,7 @@ mod error;
 mod libvirt;
 mod pools;
 mod settings;
+mod unreadable;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -31,6 +32,7 @@ pub use settings::{Asked, Setting, Settings, VmChange};
 
 use crate::{PoolName, VmName};
 use error::wrong;
+use unreadable::check_text;
 
 /// Maximum number of VMs on a host.
 pub const VMS_MAX: usize = 1024;
@@ -227,6 +229,7 @@ impl Config {
     /// Reads and checks a configuration file.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let file = read(path)?;
+        check_text::<Self>(path, file.text())?;
         let config = Self::parse(&file)?;
         config
             .check()
@@ -255,6 +258,7 @@ impl Config {
             vm: BTreeMap<VmName, VmConfig>,
         }
         let file = read(path)?;
+        check_text::<Vms>(path, file.text())?;
         let mut document = file.parse()?;
         defaults::fill(&mut document, &self.defaults);
         let more: Vms = file.parse_table(document)?;
@@ -328,7 +332,41 @@ impl Config {
                 }
             }
         }
-        self.check_pools()
+        self.defaults.check()?;
+        self.check_pools()?;
+        self.check_texts()
+    }
+
+    /// Refuses empty texts: a key is left out, or has a value.
+    fn check_texts(&self) -> Result<(), ConfigError> {
+        // Plain data, so serialization cannot fail.
+        let all = serde_json::to_value(self).unwrap_or_default();
+        match empty_text(&all) {
+            Some(key) => Err(wrong(
+                format!("{key} = \"\" is empty"),
+                "give it a value, or remove the key",
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Path of the first empty text.
+fn empty_text(value: &serde_json::Value) -> Option<String> {
+    use serde_json::Value;
+    let below = |key: &str, value: &Value| {
+        let inner = empty_text(value)?;
+        let dot = if inner.is_empty() { "" } else { "." };
+        Some(format!("{key}{dot}{inner}"))
+    };
+    match value {
+        Value::String(text) if text.is_empty() => Some(String::new()),
+        Value::Object(object) => object.iter().find_map(|(key, value)| below(key, value)),
+        Value::Array(list) => {
+            let mut items = list.iter().enumerate();
+            items.find_map(|(at, value)| below(&at.to_string(), value))
+        }
+        _ => None,
     }
 }
 
@@ -507,6 +545,15 @@ impl VmConfig {
             ));
         }
         let nodes = self.nodes();
+        for tier in Tier::ALL {
+            let node = nodes.get(tier).0;
+            if node > NODE_MAX {
+                return Err(wrong(
+                    format!("vm.{name}.{tier}.node = {node} is no node"),
+                    "give a NUMA node of the guest, 0 to 1023",
+                ));
+            }
+        }
         if nodes.fast == nodes.slow {
             return Err(wrong(
                 format!("vm.{name}: both tiers are node {}", nodes.fast),
@@ -520,17 +567,8 @@ impl VmConfig {
                 "set fast.memdev and slow.memdev to two different -object memory-backend-*",
             ));
         }
-        if self.share == 0 {
-            return Err(wrong(format!("vm.{name}.share = 0"), "set 1 or more"));
-        }
-        if let Some(percent) = self.slowdown_max_percent
-            && !(1..=SLOWDOWN_PERCENT_MAX).contains(&percent)
-        {
-            return Err(wrong(
-                format!("vm.{name}.slowdown_max_percent = {percent}"),
-                "give 1 to 1000: at most so many percent slower than with fast memory alone",
-            ));
-        }
+        check_share(&format!("vm.{name}"), self.share)?;
+        check_slowdown(&format!("vm.{name}"), self.slowdown_max_percent)?;
         within(&format!("vm.{name}.oom_mib"), self.oom_mib)?;
         if let Some(extra_mib) = self.hard_limit_extra_mib {
             within(&format!("vm.{name}.hard_limit_extra_mib"), extra_mib)?;
@@ -594,11 +632,31 @@ impl VmConfig {
 /// Maximum of `slowdown_max_percent`. Slow memory of more than eleven times the latency is no memory tier.
 const SLOWDOWN_PERCENT_MAX: u32 = 1000;
 
+/// Linux has 1024 nodes at most (CONFIG_NODES_SHIFT).
+const NODE_MAX: u32 = 1023;
+
 /// 8 PiB. As much for each of [`VMS_MAX`] VMs still adds up to bytes in 64 bits.
 const MIB_MAX: u64 = 1 << 33;
 
 fn mib(count: u64) -> ByteCount {
     ByteCount(count.saturating_mul(MIB))
+}
+
+fn check_share(table: &str, share: u32) -> Result<(), ConfigError> {
+    match share {
+        0 => Err(wrong(format!("{table}.share = 0"), "set 1 or more")),
+        _ => Ok(()),
+    }
+}
+
+fn check_slowdown(table: &str, percent: Option<u32>) -> Result<(), ConfigError> {
+    match percent.filter(|percent| !(1..=SLOWDOWN_PERCENT_MAX).contains(percent)) {
+        Some(percent) => Err(wrong(
+            format!("{table}.slowdown_max_percent = {percent}"),
+            "give 1 to 1000: at most so many percent slower than with fast memory alone",
+        )),
+        None => Ok(()),
+    }
 }
 
 fn within(key: &str, value_mib: u64) -> Result<(), ConfigError> {

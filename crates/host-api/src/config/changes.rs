@@ -50,7 +50,7 @@ impl std::fmt::Display for KeyChange {
 
 impl KeyChange {
     /// The keys below `key` whose values differ in `new`, in order.
-    pub(super) fn between<T: Serialize>(key: &str, old: &T, new: &T) -> Vec<Self> {
+    pub fn between<T: Serialize>(key: &str, old: &T, new: &T) -> Vec<Self> {
         let mut changes = vec![];
         // Both are plain data, so serialization cannot fail.
         let values = (serde_json::to_value(old), serde_json::to_value(new));

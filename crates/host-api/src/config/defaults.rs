@@ -6,7 +6,8 @@ use demeter_policy::provision::ProvisionerKind;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
-use super::{TierConfig, VmConfig};
+use super::error::{ConfigError, wrong};
+use super::{MIB_MAX, TierConfig, VmConfig, check_share, check_slowdown, within};
 use crate::PoolName;
 
 /// Values for VMs whose sections do not set them, and for discovered VMs.
@@ -54,6 +55,29 @@ pub struct TierDefaults {
 }
 
 impl Defaults {
+    /// Checks the values for themselves, whether or not a VM takes them.
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        check_share("defaults", self.share.unwrap_or(1))?;
+        check_slowdown("defaults", self.slowdown_max_percent)?;
+        within("defaults.oom_mib", self.oom_mib.unwrap_or_default())?;
+        let extra_mib = self.hard_limit_extra_mib.unwrap_or_default();
+        within("defaults.hard_limit_extra_mib", extra_mib)?;
+        for (tier, of) in [("fast", &self.fast), ("slow", &self.slow)] {
+            let limit_mib = of.limit_mib.unwrap_or(MIB_MAX);
+            within(&format!("defaults.{tier}.limit_mib"), limit_mib)?;
+            let guarantee_mib = of.guarantee_mib.unwrap_or_default();
+            if guarantee_mib > limit_mib {
+                return Err(wrong(
+                    format!(
+                        "defaults.{tier}.guarantee_mib = {guarantee_mib} is over its limit_mib = {limit_mib}"
+                    ),
+                    "change one of them",
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// A discovered VM with these values.
     pub fn apply(&self, vm: VmConfig) -> VmConfig {
         let tier = |of: TierConfig, with: &TierDefaults| TierConfig {

@@ -11,6 +11,16 @@ pub enum ConfigError {
     /// The file cannot be read or parsed.
     #[error(transparent)]
     File(#[from] FileError),
+    /// Not TOML, an unknown key or a wrong type.
+    #[error("{at}{what}; {hint}")]
+    Parse {
+        /// File and line.
+        at: At,
+        /// The key's path and the fault.
+        what: String,
+        /// The value to write instead.
+        hint: String,
+    },
     /// A value that is invalid, alone or together with others.
     #[error("{at}{what}; {hint}")]
     Value {
@@ -41,6 +51,16 @@ impl fmt::Display for At {
     }
 }
 
+impl At {
+    /// A place in a file.
+    pub(super) fn new(file: &Path, line: Option<usize>) -> Self {
+        Self {
+            file: Some(file.into()),
+            line,
+        }
+    }
+}
+
 impl ConfigError {
     /// The error without its place, for a value that is in no file.
     pub fn bare(&self) -> String {
@@ -54,10 +74,7 @@ impl ConfigError {
     pub(super) fn located(self, path: &Path, text: &str) -> Self {
         match self {
             Self::Value { what, hint, .. } => Self::Value {
-                at: At {
-                    file: Some(path.into()),
-                    line: line_of(text, &what),
-                },
+                at: At::new(path, line_of(text, &what)),
                 what,
                 hint,
             },

@@ -51,7 +51,7 @@ impl VmChange {
     }
 
     /// The VM with these values. Its first sizes move between guarantee and limit.
-    fn apply(&self, mut vm: VmConfig) -> VmConfig {
+    pub fn apply(&self, mut vm: VmConfig) -> VmConfig {
         for (of, change) in [(&mut vm.fast, &self.fast), (&mut vm.slow, &self.slow)] {
             of.guarantee_mib = change.guarantee_mib.unwrap_or(of.guarantee_mib);
             of.limit_mib = change.limit_mib.or(of.limit_mib);

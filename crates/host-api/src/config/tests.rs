@@ -1,3 +1,5 @@
+mod keys;
+
 use proptest::prelude::*;
 
 use super::*;
