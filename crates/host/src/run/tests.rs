@@ -10,9 +10,11 @@ use tokio::net::UnixStream;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
+mod abuse;
 mod domains;
 mod hard_limit;
 mod hostile;
+mod migration;
 mod pools;
 mod resets;
 mod scale;

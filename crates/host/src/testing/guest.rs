@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use demeter_policy::benefit::Benefit;
-use demeter_policy::{BLOCK_SIZE, ByteCount, GuestPhysAddr, NodeId};
+use demeter_policy::{BLOCK_SIZE, ByteCount, GuestPhysAddr, NodeId, TierBytes};
 use demeter_proto::{
     Done, GpaRange, Message, NodeStats, Nonce, Outcome, Permille, Ranges, RequestId, Resize, Stats,
     VERSION,
@@ -46,6 +46,18 @@ impl FakeGuest {
     /// QEMU.
     pub fn new(vm: &FakeVm, ranges: &[(NodeId, GpaRange)]) -> Self {
         Self::proving(vm, vm, ranges)
+    }
+
+    /// A guest that held memory before this host knew it, as after a live migration.
+    pub fn holding(vm: &FakeVm, ranges: &[(NodeId, GpaRange)], held: TierBytes) -> Self {
+        let guest = Self::new(vm, ranges);
+        // The agent answers on this thread, so nobody has asked yet.
+        let mut state = guest.state.lock().unwrap();
+        for (node, bytes) in [(NodeId(0), held.fast), (NodeId(1), held.slow)] {
+            state.turn(node, (bytes.0 / BLOCK_SIZE) as usize, true);
+        }
+        drop(state);
+        guest
     }
 
     /// A guest that is connected to the port of `port` but runs in `vm`.

@@ -146,7 +146,7 @@ async fn memory_on_a_node_of_another_tier_is_told() {
 }
 
 /// Pools of two sockets, with 100 MiB of fast memory each.
-fn two_pools(folder: &tempfile::TempDir, vms: &str) {
+pub(super) fn two_pools(folder: &tempfile::TempDir, vms: &str) {
     let pool = |name: &str, fast: u32, slow: u32| {
         format!(
             "[[pool]]\nname = \"{name}\"\nfast_nodes = \"{fast}\"\nslow_nodes = \"{slow}\"\n\
