@@ -36,7 +36,7 @@ use crate::outside::{FileSizes, Outside};
 use crate::privileges;
 use crate::store::{Ledger, Store, StoreError};
 use crate::view::{EventLog, HostView};
-use crate::vm::{News, VmTask};
+use crate::vm::{Counts, News, VmTask};
 use deciding::Deciding;
 
 /// Capacity of the queues for VM reports and API changes.
@@ -318,6 +318,7 @@ impl Tasks {
             files: self.files.clone(),
             outside: Outside::default(),
             file_sizes: self.file_sizes.clone(),
+            counts: Counts::default(),
             damon: self.damon.clone(),
             commands: received,
             news: self.news.clone(),

@@ -34,6 +34,7 @@ use crate::outside::{FileSizes, Outside, SizeWatch};
 use crate::process::{PeerProcess, Process};
 use crate::provisioner::{Provisioner, carry_out};
 use end::{Cut, End, Trouble};
+pub(crate) use placing::Counts;
 use reports::{Guest, Watch};
 
 /// First retry interval for the hypervisor's connection; it doubles up to [`PAUSE_MAX`].
@@ -100,6 +101,8 @@ pub(crate) struct VmTask {
     pub outside: Outside,
     /// Watch of all VMs' memory files.
     pub file_sizes: FileSizes,
+    /// Limits of counting where its memory lies.
+    pub counts: Counts,
     /// Reader of access bits, shared by all VMs.
     pub damon: Arc<SharedDamon>,
     /// Orders of the controller.

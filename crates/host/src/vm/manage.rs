@@ -119,6 +119,7 @@ impl VmTask {
             process: connection.process,
             memdev: PerTier::from_fn(|tier| self.config.memdev(tier)),
             files: self.files.clone(),
+            counts: self.counts.clone(),
             news: self.news.clone(),
         }
     }
