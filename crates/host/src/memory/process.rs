@@ -286,6 +286,11 @@ pub(crate) fn pinned_by(root: &Path, pid: Pid, wait: &MayWait) -> io::Result<Opt
         if PINNING.iter().any(|device| target.starts_with(device)) {
             return Ok(Some(target.into_owned()));
         }
+        if target.contains(GUEST_MEMFD) {
+            return Ok(Some(
+                "guest_memfd, as the memory of a confidential VM".into(),
+            ));
+        }
         if target == "anon_inode:[io_uring]" {
             let number = path.file_name().unwrap_or_default();
             let info = outside::text_of(&process.join("fdinfo").join(number), wait);
@@ -306,6 +311,11 @@ const PINNING: [&str; 5] = [
     "/dev/sev",
     "/dev/infiniband/",
 ];
+
+/// Part of the name of KVM's guest_memfd (Linux's virt/kvm/guest_memfd.c), which has the private memory
+/// of SEV-SNP and TDX guests. The files that we could punch are empty then, so punching them would
+/// return nothing, and the VM would count with too little.
+const GUEST_MEMFD: &str = "[kvm-gmem]";
 
 /// Whether a ring has registered buffers, from its fdinfo (Linux's io_uring/fdinfo.c).
 fn fixed_buffers(info: &str) -> bool {
@@ -483,6 +493,12 @@ nonsense
         ] {
             open("7", device);
             assert_eq!(found().as_deref(), Some(device));
+            fs::remove_file(process.join("fd/7")).unwrap();
+        }
+        // Its name as an anonymous inode, and in a file system of its own.
+        for link in ["anon_inode:[kvm-gmem]", "/[kvm-gmem]"] {
+            open("7", link);
+            assert!(found().unwrap().contains("confidential VM"), "{link}");
             fs::remove_file(process.join("fd/7")).unwrap();
         }
         // A failed check is an error, not an absence.

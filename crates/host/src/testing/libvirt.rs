@@ -28,15 +28,16 @@ pub(super) struct Has {
 impl Has {
     /// A domain that lacks nothing.
     fn xml(&self) -> String {
-        let boot = &self.state.lock().unwrap().boot;
+        let state = self.state.lock().unwrap();
         let cell = |node, tier| {
-            let size = boot.get(tier).file.metadata().unwrap().len() >> 10;
+            let size = state.boot.get(tier).file.metadata().unwrap().len() >> 10;
             format!("<cell id='{node}' memory='{size}' memAccess='shared'/>")
         };
         let (fast, slow) = (cell(0, Tier::Fast), cell(1, Tier::Slow));
         let agent = self.agent.display();
+        let own = &state.metadata;
         format!(
-            "<domain type='qemu' id='1'><name>db</name><cpu><numa>{fast}{slow}</numa></cpu><devices>\
+            "<domain type='qemu' id='1'><name>db</name><metadata>{own}</metadata><cpu><numa>{fast}{slow}</numa></cpu><devices>\
              <channel type='unix'><source path='{agent}'/><target name='org.demeter.0'/></channel>\
              </devices></domain>"
         )

@@ -116,6 +116,8 @@ pub(crate) struct State {
     pub upon_status: Option<fn(&mut State) -> Event>,
     /// Number of plugged devices of Cloud Hypervisor.
     pub(super) plugged_devices: usize,
+    /// Content of its domain's `<metadata>`.
+    pub metadata: String,
     /// Lays memory out without a hole, like a Cloud Hypervisor VM that ends below 3 GiB.
     pub(super) in_one_run: bool,
 }
@@ -163,6 +165,7 @@ impl State {
             dimm: None,
             upon_status: None,
             plugged_devices: 0,
+            metadata: String::new(),
             in_one_run: false,
         }
     }

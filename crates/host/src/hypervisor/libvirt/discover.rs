@@ -12,10 +12,9 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::LibvirtError;
 use super::client::{Client, Life, Which};
-use super::domain::Facts;
+use super::domain::{Facts, Lack};
 use crate::VmName;
-use crate::config::Libvirt;
-use crate::config::VmConfig;
+use crate::config::{Libvirt, VmChange, VmConfig};
 use crate::outside::Outside;
 
 /// Retry interval of the connection.
@@ -28,9 +27,18 @@ const LIST_EVERY: Duration = Duration::from_secs(10);
 #[derive(Debug, Default)]
 pub(crate) struct Domains {
     /// Domains that can be managed.
-    pub managed: BTreeMap<VmName, VmConfig>,
+    pub managed: BTreeMap<VmName, FoundDomain>,
     /// The others, by name, cleaned for people.
     pub left: BTreeMap<String, LeftDomain>,
+}
+
+/// A domain that can be managed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FoundDomain {
+    /// The VM as its hardware says.
+    pub config: VmConfig,
+    /// Values that its owner sets in its XML.
+    pub own: VmChange,
 }
 
 /// A domain that is not managed.
@@ -75,7 +83,7 @@ async fn look(
             };
             let memory = facts.as_ref().ok().and_then(|facts| facts.memory);
             match facts.and_then(|facts| managed(&domain.name, &facts)) {
-                Ok((name, config)) => drop(domains.managed.insert(name, config)),
+                Ok((name, found)) => drop(domains.managed.insert(name, found)),
                 Err(why) => {
                     let memory = memory.unwrap_or_default();
                     let why = shown(&why);
@@ -99,11 +107,14 @@ async fn look(
     }
 }
 
-/// Configuration of a domain without a section, or the reason why it cannot be managed.
-fn managed(domain: &str, facts: &Facts) -> Result<(VmName, VmConfig), String> {
+/// A domain without a section, or the reason why it cannot be managed.
+fn managed(domain: &str, facts: &Facts) -> Result<(VmName, FoundDomain), String> {
     let name: VmName = domain
         .parse()
         .map_err(|error: crate::BadVmName| error.to_string())?;
+    if let Some(kind) = &facts.confidential {
+        return Err(Lack::Confidential(kind.clone()).to_string());
+    }
     let cells = facts.cells.len();
     if cells < 2 {
         return Err(format!(
@@ -143,8 +154,11 @@ fn managed(domain: &str, facts: &Facts) -> Result<(VmName, VmConfig), String> {
             elastic
         }
     };
-    config.check(&name).map_err(|error| error.to_string())?;
-    Ok((name, config))
+    let own = facts.own.clone()?;
+    for config in [&config, &own.apply(config.clone())] {
+        config.check(&name).map_err(|error| error.bare())?;
+    }
+    Ok((name, FoundDomain { config, own }))
 }
 
 #[cfg(test)]
@@ -157,7 +171,32 @@ mod tests {
         let xml = format!(
             "<domain id='1'><cpu><numa>{cells}</numa></cpu><devices>{devices}</devices></domain>"
         );
-        super::managed("db", &Facts::read(&xml).unwrap()).map(|(_, config)| config)
+        super::managed("db", &Facts::read(&xml).unwrap()).map(|(_, of)| of.config)
+    }
+
+    #[test]
+    fn what_its_owner_sets_must_fit() {
+        let domain = |own: &str| {
+            let xml = format!(
+                "<domain><metadata><d:vm xmlns:d='urn:demeter:vm:1' {own}</d:vm></metadata><cpu><numa>\
+                 <cell id='0' memory='64' unit='MiB' memAccess='shared'/>\
+                 <cell id='1' memory='128' unit='MiB' memAccess='shared'/></numa></cpu><devices>\
+                 <channel type='unix'><target name='org.demeter.0'/></channel></devices></domain>"
+            );
+            super::managed("db", &Facts::read(&xml).unwrap()).map(|(_, of)| of.own.share)
+        };
+        assert_eq!(domain("share='3'>"), Ok(Some(3)));
+        for (own, why) in [
+            ("share='0'>", "vm.db.share = 0"),
+            ("sahre='1'>", "metadata has \"sahre\""),
+            (
+                ">\n<d:fast guarantee_mib='65' limit_mib='64'/>",
+                "guarantee_mib = 65",
+            ),
+        ] {
+            let said = domain(own).unwrap_err();
+            assert!(said.contains(why), "{said}");
+        }
     }
 
     #[test]
@@ -181,6 +220,13 @@ mod tests {
         assert_eq!(config.fast.limit_mib, None);
 
         assert!(managed(cells, "").unwrap_err().contains("no channel"));
+        // Whatever else it has or lacks.
+        for kind in ["sev", "sev-snp", "tdx"] {
+            let xml = format!("<domain id='1'><launchSecurity type='{kind}'/></domain>");
+            let said = super::managed("db", &Facts::read(&xml).unwrap()).unwrap_err();
+            let want = format!("it is a confidential VM ({kind}): ");
+            assert!(said.starts_with(&want), "{said}");
+        }
         assert!(managed("", port).unwrap_err().contains("0 NUMA cells"));
         let both = cells.replace("<cell", "<cell cpus='0'");
         assert!(

@@ -7,12 +7,17 @@ use demeter_policy::{ByteCount, NodeId, PerTier, Tier};
 use demeter_proto::shown;
 use roxmltree::{Document, Node};
 
-use super::PORT;
+use super::{PORT, metadata};
+use crate::config::VmChange;
 
 /// The memory setup of a domain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Facts {
     pub running: bool,
+    /// How its memory is encrypted, if it is a confidential VM: `sev`, `sev-snp`, `tdx`.
+    pub confidential: Option<String>,
+    /// Values that its owner sets in it, or why they cannot be read.
+    pub own: Result<VmChange, String>,
     /// All its memory, if the XML states it.
     pub memory: Option<ByteCount>,
     pub cells: Vec<Cell>,
@@ -36,8 +41,13 @@ pub(crate) struct Cell {
 }
 
 /// Reason why a domain cannot be managed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Lack {
+    #[error(
+        "it is a confidential VM ({0}): the host can neither take its memory back nor see what it accesses; \
+         run demeter guest in it, without a section here"
+    )]
+    Confidential(String),
     #[error("it has no NUMA cell {0}, which should be its {1} memory")]
     Cell(NodeId, Tier),
     #[error("its cell {0} has private memory, which cannot be returned")]
@@ -113,6 +123,9 @@ impl Facts {
         }
         Ok(Self {
             running: domain.attribute("id").is_some(),
+            confidential: child(domain, &["launchSecurity"])
+                .map(|of| shown(of.attribute("type").unwrap_or("of unknown type"))),
+            own: metadata::read(domain),
             memory: child(domain, &["memory"]).and_then(|of| size(of.text(), of.attribute("unit"))),
             cells,
             elastic: elastic.collect(),
@@ -129,6 +142,9 @@ impl Facts {
         provisioner: ProvisionerKind,
         nodes: PerTier<NodeId>,
     ) -> Result<(), Lack> {
+        if let Some(kind) = &self.confidential {
+            return Err(Lack::Confidential(kind.clone()));
+        }
         for tier in Tier::ALL {
             let node = *nodes.get(tier);
             let cell = self.cells.iter().find(|cell| cell.node == node);

@@ -14,6 +14,7 @@ mod domain;
 #[cfg(fuzzing)]
 pub mod fuzz;
 mod message;
+mod metadata;
 mod patch;
 #[cfg(test)]
 mod tests;
@@ -34,10 +35,10 @@ use crate::config::Libvirt;
 use crate::outside::{self, MayWait, Outside};
 use crate::process::{Opener, PeerProcess};
 use client::{Client, Which};
-use domain::Facts;
+use domain::{Facts, Lack};
 use wire::Monitor;
 
-pub(crate) use discover::{Domains, LeftDomain, discover};
+pub(crate) use discover::{Domains, FoundDomain, LeftDomain, discover};
 pub use patch::{HostTier, Patch, Speed, Wanted};
 #[cfg(test)]
 pub(crate) use {client::Domain, message::*, xdr::*};
@@ -161,10 +162,11 @@ pub async fn connect(
     if !facts.running {
         return Err(wrong(format!("it does not run; virsh start {name}")));
     }
-    facts.check(provisioner, nodes).map_err(|lack| {
-        wrong(format!(
+    facts.check(provisioner, nodes).map_err(|lack| match lack {
+        Lack::Confidential(_) => wrong(lack.to_string()),
+        _ => wrong(format!(
             "{lack}; `demeter host xml {name}` prints what its XML lacks"
-        ))
+        )),
     })?;
     let uid = client.uid;
     let (socket, of) = (client.socket().to_owned(), name.to_owned());

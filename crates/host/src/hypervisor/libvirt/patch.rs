@@ -9,7 +9,7 @@ use demeter_policy::{ByteCount, MIB, NodeId, PerTier, Tier};
 use roxmltree::Node;
 
 use super::PORT;
-use super::domain::{Facts, cells_of, child, parse, size};
+use super::domain::{Facts, Lack, cells_of, child, parse, size};
 
 /// Wanted memory setup of a domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,6 +91,9 @@ struct Mended {
 /// Adds the missing elements to an XML.
 fn mended(xml: &str, wanted: Wanted) -> Result<Mended, String> {
     let facts = Facts::read(xml)?;
+    if let Some(kind) = facts.confidential {
+        return Err(Lack::Confidential(kind).to_string());
+    }
     let document = parse(xml)?;
     let domain = document.root_element();
     let devices = child(domain, &["devices"]).ok_or("its XML has no <devices>")?;

@@ -7,9 +7,9 @@ use demeter_policy::{ByteCount, Tier, TierBytes};
 
 use super::{Deciding, settings, unix_ms};
 use crate::VmName;
-use crate::config::{Config, VmConfig};
+use crate::config::{Config, KeyChange, VmConfig};
 use crate::controller::State;
-use crate::hypervisor::libvirt::{Domains, LeftDomain};
+use crate::hypervisor::libvirt::{Domains, FoundDomain, LeftDomain};
 use crate::run::facts::{VmFacts, limits};
 use crate::store::Ledger;
 
@@ -33,8 +33,9 @@ impl Deciding {
         let sections = self.config.vms.values();
         let named: BTreeSet<_> = sections.filter_map(|vm| vm.libvirt.clone()).collect();
         let mut left = domains.left;
-        for (name, vm) in domains.managed {
+        for (name, FoundDomain { config: vm, own }) in domains.managed {
             if self.commands.contains_key(&name) {
+                self.follow(&name, own.apply(self.config.defaults.apply(vm)));
                 continue;
             }
             if named.contains(name.as_str()) {
@@ -42,7 +43,7 @@ impl Deciding {
                 continue;
             }
             let memory = vm.sizes();
-            let vm = self.config.defaults.apply(vm);
+            let vm = own.apply(self.config.defaults.apply(vm));
             let taken_on = match self.settings.apply_to_found(&name, &vm) {
                 Some(used) => self.take_on_one(&name, &used),
                 None => Err(settings::removed(&name)),
@@ -74,6 +75,27 @@ impl Deciding {
         }
         self.stale |= self.left != left;
         self.left = left;
+    }
+
+    /// Takes over values that changed in a discovered VM's XML, or in `[defaults]`.
+    fn follow(&mut self, name: &VmName, now: VmConfig) {
+        let Some(before) = self.found.get(name).filter(|before| **before != now) else {
+            return;
+        };
+        let used = |vm| self.settings.apply_to_found(name, vm);
+        if let (Some(old), Some(new)) = (used(before), used(&now)) {
+            for change in KeyChange::between(&format!("vm.{name}"), &old, &new) {
+                self.note(
+                    Some(name),
+                    format!("changed in its XML: {change}"),
+                    "libvirt",
+                );
+            }
+            self.change(name, &old, &new, false);
+        }
+        self.found.insert(name.clone(), now);
+        self.fit();
+        self.ask_policy();
     }
 
     /// Adds one discovered VM. The error is the reason why it cannot be added yet.

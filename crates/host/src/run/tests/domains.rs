@@ -158,3 +158,66 @@ async fn a_domain_that_found_no_room_is_told_and_taken_on_once_there_is() {
     soon(taken_on).await;
     assert_eq!(host.view().await.left_alone, []);
 }
+
+#[tokio::test]
+async fn the_owner_of_a_domain_sets_values_in_its_xml() {
+    let own = |share: &str| {
+        format!(
+            "<d:vm xmlns:d='urn:demeter:vm:1' share='{share}'><d:fast guarantee_mib='16' limit_mib='48'/></d:vm>"
+        )
+    };
+    let vm = FakeVm::new(SIZE);
+    vm.state().metadata = own("300");
+    let text = format!(
+        "discover = \"libvirt\"\npolicy = \"shares\"\n{}[defaults]\nshare = 7\noom_mib = 0\n",
+        daemon(&vm, true)
+    );
+    let host = Host::start(folder(), &text).await;
+    let there = async {
+        while host.view().await.vms.is_empty() {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    soon(there).await;
+    // All that the limit allows.
+    let desires = async |fast_mib: u64| {
+        let desired = |vm: &VmView| vm.desired.fast_bytes == fast_mib * MIB;
+        host.until("db", "desired", desired).await
+    };
+    let db = desires(48).await;
+    assert_eq!(db.guarantee.fast_bytes, 16 * MIB);
+    let told = async |what: &str| {
+        let is = |event: &EventView| event.text.contains(what);
+        while !host.events().await.iter().any(is) {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    // A command takes precedence over the XML, and the XML over the defaults.
+    let asked = host.ask("PUT /v1/vms/db/settings", "{\"fast\": {\"limit_mib\": 32}}");
+    assert!(asked.await.starts_with("204"));
+    desires(32).await;
+    vm.state().metadata = own("400");
+    soon(told("changed in its XML: vm.db.share: 300 -> 400")).await;
+    desires(32).await;
+}
+
+#[tokio::test]
+async fn a_domain_whose_xml_is_not_understood_is_left_alone() {
+    let vm = FakeVm::new(SIZE);
+    vm.state().metadata = "<d:vm xmlns:d='urn:demeter:vm:1' prio='1'/>".into();
+    let text = format!("discover = \"libvirt\"\n{}", daemon(&vm, true));
+    let host = Host::start(folder(), &text).await;
+    let left = async {
+        loop {
+            if let [left] = &host.view().await.left_alone[..] {
+                return left.why.clone();
+            }
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let why = soon(left).await;
+    assert!(
+        why.contains("its metadata has \"prio\"; give share"),
+        "{why}"
+    );
+}

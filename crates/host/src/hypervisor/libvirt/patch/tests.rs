@@ -95,6 +95,14 @@ fn what_cannot_be_mended_is_told() {
 }
 
 #[test]
+fn a_confidential_domain_gets_no_patch() {
+    let security = "<launchSecurity type='sev-snp'><policy>0x30000</policy></launchSecurity>\n";
+    let said = patch("db", &domain(security, ""), BALLOON).unwrap_err();
+    assert!(said.contains("a confidential VM (sev-snp)"), "{said}");
+    assert!(said.contains("run demeter guest in it"), "{said}");
+}
+
+#[test]
 fn why_a_domain_cannot_be_sized_is_told() {
     let cell = |node, access| format!("<cell id='{node}' memory='1' memAccess='{access}'/>");
     let with = |cells: &str, devices: &str| {
