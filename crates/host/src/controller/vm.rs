@@ -16,8 +16,8 @@ pub struct Account {
 /// First retry interval after a failure; it doubles with each further failure.
 const PAUSE_MS: u64 = 250;
 
-/// Maximum retry interval.
-const PAUSE_MS_MAX: u64 = 32_000;
+/// Maximum retry interval. All VMs have their sizes within twice this after their faults end.
+const PAUSE_MS_MAX: u64 = 16_000;
 
 /// Whether a VM can be managed.
 #[derive(Debug, Clone, PartialEq, Eq)]
