@@ -6,9 +6,9 @@ use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
-use demeter_linux::nodes::Topology;
+use demeter_linux::nodes::{Tiers, Topology};
 use demeter_linux::perf::{PARANOIA_MAX, paranoia};
-use demeter_policy::MIB;
+use demeter_policy::{MIB, Tier};
 use serde::Serialize;
 
 /// `KVM_CHECK_EXTENSION` and `KVM_CAP_GUEST_MEMFD` (linux/kvm.h).
@@ -168,13 +168,35 @@ pub fn probe(root: &Path) -> HostReport {
         },
         advice: vec![],
     };
+    let merged = match &order {
+        Ok(Ok(order)) => merged(&order.tiers),
+        _ => None,
+    };
     let unordered = match order {
         Ok(Ok(_)) => None,
         Ok(Err(error)) => Some(error.to_string()),
         Err(error) => Some(error.to_string()),
     };
     report.advice = advice(&report, unordered);
+    report.advice.extend(merged);
     report
+}
+
+/// A warning if the host has more tiers than the controller divides.
+fn merged(tiers: &Tiers) -> Option<Advice> {
+    if tiers.count() <= Tier::ALL.len() {
+        return None;
+    }
+    let slower: Vec<_> = tiers.slower().map(|node| node.to_string()).collect();
+    Some(Advice {
+        blocks: false,
+        what: format!(
+            "it has {} tiers of memory, and the controller divides two: nodes {} are one slow tier",
+            tiers.count(),
+            slower.join(", ")
+        ),
+        hint: "name the slow_nodes of one tier in pool to leave the others to the host".into(),
+    })
 }
 
 /// The first two numbers of a release.
@@ -547,6 +569,17 @@ mod tests {
         let warned = report.to_string();
         assert!(warned.contains("eptad=1") && warned.contains("Linux 6.13"));
         assert!(!warned.contains("can be managed"));
+    }
+
+    #[test]
+    fn tiers_beyond_two_are_told() {
+        let tiers = |text: &str| text.parse::<Tiers>().unwrap();
+        assert_eq!(merged(&tiers("0,1/2,3")), None);
+        let told = merged(&tiers("0/1,2/3")).unwrap().what;
+        assert!(
+            told.contains("3 tiers") && told.contains("nodes 1, 2, 3 are one"),
+            "{told}"
+        );
     }
 
     #[test]
