@@ -1,5 +1,9 @@
 #!/usr/bin/env python3
-"""Checks the manifests' shape, and what the hook makes of a domain. Needs PyYAML."""
+"""Checks the manifests, and what the hook makes of a domain. Needs PyYAML.
+
+With kubernetes-validate (PyPI) the manifests are also compared with Kubernetes' published schemas.
+"""
+import copy
 import json
 import pathlib
 import subprocess
@@ -9,6 +13,14 @@ import unittest
 import xml.etree.ElementTree as xml
 
 import yaml
+
+try:
+    import kubernetes_validate
+except ImportError:
+    kubernetes_validate = None
+
+# Releases of Kubernetes whose schemas the manifests fit: the oldest and the newest that were tried.
+RELEASES = ["1.28", "1.37"]
 
 HERE = pathlib.Path(__file__).parent
 QEMU = "{http://libvirt.org/schemas/domain/qemu/1.0}"
@@ -86,6 +98,25 @@ class Manifests(unittest.TestCase):
         (config,) = [one for one in of_kind("ConfigMap") if one["metadata"]["name"] == source["name"]]
         self.assertIn(source["key"], config["data"])
         self.assertEqual(source["hookPath"], "/usr/bin/onDefineDomain")
+
+
+@unittest.skipIf(kubernetes_validate is None, "pip install kubernetes-validate")
+class Schemas(unittest.TestCase):
+    def test_documents_fit_the_published_schemas(self):
+        # Schemas of KubeVirt's own kinds are not among them.
+        ours = [document for _, document in documents() if "kubevirt" not in document["apiVersion"]]
+        self.assertGreaterEqual(len(ours), 5)
+        for document in ours:
+            for release in RELEASES:
+                kubernetes_validate.validate(document, release, strict=True)
+
+    def test_a_wrong_key_is_found(self):
+        wrong = copy.deepcopy(of_kind("DaemonSet")[0])
+        container = wrong["spec"]["template"]["spec"]["containers"][0]
+        container["volumeMount"] = container.pop("volumeMounts")
+        for release in RELEASES:
+            with self.assertRaises(kubernetes_validate.ValidationError):
+                kubernetes_validate.validate(wrong, release, strict=True)
 
 
 class Hook(unittest.TestCase):

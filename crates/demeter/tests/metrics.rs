@@ -207,6 +207,21 @@ fn each_alert_has_a_line_of_advice() {
     }
 }
 
+/// An alert's tests end with the next alert's name, or with the next series.
+#[test]
+fn each_alert_has_a_test_in_which_it_fires() {
+    let (rules, tests) = (read(RULES), read(RULES_TEST));
+    let fires = |name: &str| {
+        let of = tests.split("alertname: ").skip(1);
+        let mut of = of.filter(|test| test.lines().next() == Some(name));
+        of.any(|test| test.contains("exp_alerts:"))
+    };
+    let alerts = rules.lines();
+    for alert in alerts.filter_map(|line| line.trim().strip_prefix("- alert: ")) {
+        assert!(fires(alert), "{alert} has no test in which it fires");
+    }
+}
+
 #[test]
 fn the_dashboard_is_one() {
     let dashboard: serde_json::Value = serde_json::from_str(&read(DASHBOARD)).unwrap();
