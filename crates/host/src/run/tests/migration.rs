@@ -78,8 +78,8 @@ async fn a_vm_that_leaves_gives_its_account_back() {
     host.until_owns("stays", 64, 96).await;
 }
 
-/// A VM arrives while its guest holds this much of each tier. Afterwards so much of its fast memory is
-/// in use on this host: memory that its guest was given back is used later.
+/// A VM arrives while its guest holds this much of each tier. At the end the host has this much memory
+/// behind its fast tier, because the guest has not touched what it was given back.
 async fn arrives_holding(held: TierBytes, fast_mib: u64) {
     let (local, arrives) = (FakeVm::new(SIZE), FakeVm::new(SIZE));
     let _local = guest(&local);
