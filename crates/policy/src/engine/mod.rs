@@ -59,7 +59,6 @@ pub use crate::rule::{Balance, EpochEnd, Gain};
 use crate::served::Served;
 pub use crate::tier::Direction;
 pub use moves::BATCH_BLOCKS;
-pub(crate) use moves::movers;
 pub use process::ProcessFigures;
 pub use protocol::{Input, Misuse, NodeFacts, Request};
 pub use snapshot::Saved;

@@ -20,21 +20,6 @@ use crate::{Block, ByLevel, ByteCount, Level, Pid, Plan, Relocation};
 /// Maximum number of blocks of a batch that one thread moves: 16 MiB.
 pub const BATCH_BLOCKS: usize = 8;
 
-/// CPUs of a machine for each thread that moves, and the maximum number of such threads. More would take memory bandwidth
-/// and CPUs that programs need.
-const CPUS_PER_MOVER: u32 = 8;
-const MOVERS_MAX: u32 = 4;
-
-/// The number of threads that move a batch together.
-pub(crate) const fn movers(cpus: u32) -> usize {
-    let movers = cpus / CPUS_PER_MOVER;
-    match movers {
-        0 => 1,
-        1..MOVERS_MAX => movers as usize,
-        _ => MOVERS_MAX as usize,
-    }
-}
-
 /// A promotion fits if at most this part of its bytes is missing.
 const MISSING_DIVISOR: u64 = 8;
 
@@ -264,12 +249,6 @@ mod tests {
         };
         moves.add(Level::First, plan);
         moves
-    }
-
-    #[test]
-    fn large_machines_have_more_movers_but_few() {
-        let all = [0, 1, 8, 15, 16, 31, 32, 64, u32::MAX].map(movers);
-        assert_eq!(all, [1, 1, 1, 1, 2, 3, 4, 4, 4]);
     }
 
     #[test]

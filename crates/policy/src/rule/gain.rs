@@ -2,6 +2,11 @@
 
 use crate::ByLevel;
 
+/// CPUs of a machine for each thread that moves, and the maximum number of such threads. More would take memory bandwidth
+/// and CPUs that programs need.
+const CPUS_PER_MOVER: u32 = 8;
+const MOVERS_MAX: u32 = 4;
+
 /// The facts about a machine that determine the value of a sample.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Gain {
@@ -16,6 +21,11 @@ pub struct Gain {
 }
 
 impl Gain {
+    /// The number of threads that move a batch together.
+    pub(super) fn movers(&self) -> usize {
+        (self.cpus / CPUS_PER_MOVER).clamp(1, MOVERS_MAX) as usize
+    }
+
     /// Extra cost of an event in each tier compared with the first, seconds: its loads times the difference of
     /// latencies. It is below zero in a tier that is faster than the first one now.
     ///
@@ -36,5 +46,25 @@ impl Gain {
                 .map_or(most_s, |known_s| known_s.min(most_s))
                 .copysign(more_ns)
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_machines_have_more_movers_but_few() {
+        let movers = |cpus| {
+            let gain = Gain {
+                loads_per_sample: None,
+                waits: 1.0,
+                latency_ns: ByLevel::default(),
+                cpus,
+            };
+            gain.movers()
+        };
+        let all = [0, 1, 8, 15, 16, 31, 32, 64, u32::MAX].map(movers);
+        assert_eq!(all, [1, 1, 1, 1, 2, 3, 4, 4, 4]);
     }
 }

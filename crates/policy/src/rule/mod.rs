@@ -44,7 +44,6 @@ mod scan;
 mod shares;
 mod unit;
 
-use crate::engine::movers;
 use crate::heat::{Heat, WINDOWS, window_s};
 use crate::tier::Direction;
 use crate::{Away, BLOCK_SIZE, Block, ByLevel, ByteCount, Level, Spread};
@@ -341,7 +340,7 @@ impl Rule {
 
     /// The number of threads that move blocks at the same time.
     pub fn movers(&self) -> usize {
-        movers(self.gain.cpus)
+        self.gain.movers()
     }
 
     /// Memory used for blocks, bytes, without the allocator's overhead.
