@@ -288,8 +288,8 @@ impl Rule {
         }
     }
 
-    /// Time that moves may cost now, seconds: the tokens, and a loan. The loan is what moved memory will earn in sixteen
-    /// seconds together with what is still to be moved, times the part of the expected income that moved memory does earn.
+    /// Time that moves may cost now, seconds: the tokens, and a loan. It is the income of sixteen seconds, that of promised
+    /// exchanges included. Where moved memory earns only a part of its expected income, only that part is lent.
     pub(crate) fn spendable_s(&self) -> f64 {
         let [.., expected] = self.income;
         let steady = self.income.iter().copied().fold(f64::INFINITY, f64::min);

@@ -306,7 +306,7 @@ fn what_exchanges_promise_is_lent_as_far_as_moved_memory_earns_what_was_expected
     assert_eq!(lent_s(rule), (1.0 + 3.0) * 16.0 / 2.0);
     rule.income = [-0.5, 1.0, 1.0];
     assert_eq!(lent_s(rule), 0.0);
-    // What was hot for four seconds only is not lasting.
+    // Promises of the two short windows do not count.
     rule.income = [1.0; STEADY_WINDOWS];
     *rule.promises.get_mut(Level::First) = [3.0, 3.0, 0.0, 0.0, 0.0];
     assert_eq!(lent_s(rule), 16.0);
