@@ -115,6 +115,17 @@ impl World {
         TierBytes { fast, slow }.into()
     }
 
+    fn move_all(&mut self, blocks: &[Block], direction: Direction) {
+        for block in blocks {
+            self.fast[(block.0 - FIRST) as usize] = direction == Direction::Promotion;
+        }
+        let moved = blocks.len() as u64;
+        self.free = match direction {
+            Direction::Promotion => self.free.saturating_sub(moved),
+            Direction::Demotion => self.free + moved,
+        };
+    }
+
     /// The result of a pass for one block.
     fn look(&mut self, look: &Look, block: Block) -> Found {
         let at = block.0 - FIRST;
@@ -281,13 +292,7 @@ impl Driver {
                 direction, blocks, ..
             } => {
                 let blocks: Vec<Block> = blocks.iter().map(|r| r.block).collect();
-                for block in &blocks {
-                    world.fast[(block.0 - FIRST) as usize] = direction == Direction::Promotion;
-                }
-                world.free = match direction {
-                    Direction::Promotion => world.free.saturating_sub(blocks.len() as u64),
-                    Direction::Demotion => world.free + blocks.len() as u64,
-                };
+                world.move_all(&blocks, direction);
                 let whole = |&block: &Block| {
                     let resident = world.place(block).resident();
                     let mut spread = Spread::default();
