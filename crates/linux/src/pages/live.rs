@@ -92,9 +92,9 @@ impl LivePages {
             (results, helped)
         });
         self.helped += helped;
-        for result in results {
-            out.extend(result?);
-        }
+        // All or nothing: the caller may try again with the same `out`.
+        let states: Result<Vec<_>, _> = results.into_iter().collect();
+        out.extend(states?.into_iter().flatten());
         Ok(())
     }
 }
