@@ -59,6 +59,8 @@ impl Agent {
             };
             to.move_to(&targets, &mut self.mover, pages)
         });
+        // Asked after failures, too: it would count for the next batch.
+        let helped = self.pages.take_helped();
         let mut failed: Vec<(Errno, u64)> = vec![];
         match &result {
             Ok((placements, reasons)) => {
@@ -74,11 +76,10 @@ impl Agent {
                         .filter(|(_, left)| *left > 0),
                 );
                 let took = self.clock.since(began);
-                let cpu = took.cpu + self.pages.take_helped();
                 self.engine.push(Input::Moved {
                     placements,
                     took_ns: nanoseconds(took.elapsed),
-                    cpu_ns: nanoseconds(cpu),
+                    cpu_ns: nanoseconds(took.cpu + helped),
                 })?;
                 self.say_why(pid, &failed);
             }

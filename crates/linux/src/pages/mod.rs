@@ -93,8 +93,8 @@ pub trait Pages: Send {
         out: &mut Vec<PageState>,
     ) -> Result<(), PagesError>;
 
-    /// Later moves are split between this many threads, each with a call of its own, where there are threads. Before, one
-    /// thread moves.
+    /// Splits later moves between this many threads, each with a call of its own. Until then one thread moves, and so it
+    /// does where there are no threads.
     fn set_movers(&mut self, movers: usize) {
         let _ = movers;
     }
