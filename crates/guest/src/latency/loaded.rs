@@ -72,11 +72,8 @@ impl LoadProbe {
                 );
                 return Self::default();
             }
-            let mut idle = Idle {
-                known_ns,
-                least_ns: known_ns,
-            };
-            idle.loaded_ns(ns);
+            let least_ns = ns.min(known_ns);
+            let idle = Idle { known_ns, least_ns };
             buffers.insert(node, (buffer, idle));
         }
         Self(buffers)
