@@ -120,13 +120,18 @@ impl Actor<'_> {
         self.vcpus.iter_mut().for_each(|v| v.charge(cause, part_ps));
     }
 
+    /// The other virtual CPUs of the VM, idle ones first.
+    fn other_cpus(&self) -> impl Iterator<Item = usize> + use<> {
+        let on = self.on;
+        // The program runs on the first ones.
+        (0..self.vcpus.len()).rev().filter(move |&cpu| cpu != on)
+    }
+
     /// Runs `threads` threads at the same time, each on a virtual CPU of its own, idle ones first. The actor is one of them
     /// and waits for the others. Returns their CPU time.
     pub(crate) fn side_by_side(&mut self, threads: usize, mut run: impl FnMut(&mut Self)) -> u64 {
         let main = self.on;
-        // Idle virtual CPUs come last.
-        let others = (0..self.vcpus.len()).rev().filter(|&cpu| cpu != main);
-        let cpus: Vec<usize> = std::iter::once(main).chain(others).collect();
+        let cpus: Vec<usize> = std::iter::once(main).chain(self.other_cpus()).collect();
         let (mut longest_ps, mut all_ps, mut main_ps) = (0, 0, 0);
         for thread in 0..threads {
             self.on = cpus[thread % cpus.len()];
@@ -317,9 +322,7 @@ impl Actor<'_> {
         paths[to].lines_written += lines;
         let copiers = self.copiers.clamp(1, self.vcpus.len());
         let part_ps = ps / copiers as u64;
-        // Idle virtual CPUs come last.
-        let others = (0..self.vcpus.len()).rev().filter(|&i| i != self.on);
-        for i in others.take(copiers - 1) {
+        for i in self.other_cpus().take(copiers - 1) {
             self.vcpus[i].charge(cause, part_ps);
         }
         self.charge(cause, ps - part_ps * (copiers as u64 - 1));
