@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use demeter_guest::recording::{self, Decision, Reader, Replayed};
 use demeter_policy::engine::{Direction, Request};
-use demeter_policy::{Block, MIB, Pid, RankedRange};
+use demeter_policy::{Block, MIB, Pid, RankedRange, Relocation};
 use serde_json::{Value, json};
 
 use crate::address_heat::{AddressHeat, HeatRange};
@@ -162,12 +162,20 @@ struct Epoch {
     nodes_read: usize,
     promoted: Moved,
     demoted: Moved,
+    collapsed: Moved,
 }
 
 #[derive(Default)]
 struct Moved {
     blocks: usize,
     bytes: u64,
+}
+
+impl Moved {
+    fn add(&mut self, blocks: &[Relocation]) {
+        self.blocks += blocks.len();
+        self.bytes += blocks.iter().map(|r| r.bytes.0).sum::<u64>();
+    }
 }
 
 impl Epoch {
@@ -183,9 +191,9 @@ impl Epoch {
                     Direction::Promotion => &mut self.promoted,
                     Direction::Demotion => &mut self.demoted,
                 };
-                moved.blocks += blocks.len();
-                moved.bytes += blocks.iter().map(|r| r.bytes.0).sum::<u64>();
+                moved.add(blocks);
             }
+            Request::Collapse { blocks, .. } => self.collapsed.add(blocks),
             Request::Sleep { epochs } => return self.end(&decision, epochs, all),
             Request::Refresh | Request::Samples { .. } | Request::Reclaim => {}
         }
@@ -198,12 +206,18 @@ impl Epoch {
             nodes_read,
             promoted,
             demoted,
+            collapsed,
         } = std::mem::take(self);
-        if !all && promoted.blocks + demoted.blocks == 0 {
+        if !all && promoted.blocks + demoted.blocks + collapsed.blocks == 0 {
             return None;
         }
         let mut line = format!("epoch {:6}", decision.epoch);
-        for (what, moved) in [("promote", promoted), ("demote", demoted)] {
+        let done = [
+            ("promote", promoted),
+            ("demote", demoted),
+            ("collapse", collapsed),
+        ];
+        for (what, moved) in done {
             if moved.blocks > 0 {
                 let mib = moved.bytes as f64 / MIB as f64;
                 // Writing to a String cannot fail.
@@ -230,6 +244,10 @@ impl Epoch {
 fn line_of(decision: Decision<'_>) -> Value {
     let address = |block: Block| format!("{:#x}", block.start().0);
     let mut line = json!({ "epoch": decision.epoch, "decision": decision.request.name() });
+    let blocks_of = |blocks: &[Relocation]| {
+        let block = |r: &Relocation| json!({ "address": address(r.block), "bytes": r.bytes.0 });
+        blocks.iter().map(block).collect::<Vec<_>>()
+    };
     let more = match decision.request {
         Request::LookUp { pid, blocks } => json!({
             "pid": pid.0,
@@ -240,18 +258,16 @@ fn line_of(decision: Decision<'_>) -> Value {
             level,
             direction,
             blocks,
-        } => {
-            let block = |r: &demeter_policy::Relocation| json!({ "address": address(r.block), "bytes": r.bytes.0 });
-            json!({
-                "pid": pid.0,
-                "boundary_below_tier": level.index(),
-                "to": match direction {
-                    Direction::Promotion => "fast",
-                    Direction::Demotion => "slow",
-                },
-                "blocks": blocks.iter().map(block).collect::<Vec<_>>(),
-            })
-        }
+        } => json!({
+            "pid": pid.0,
+            "boundary_below_tier": level.index(),
+            "to": match direction {
+                Direction::Promotion => "fast",
+                Direction::Demotion => "slow",
+            },
+            "blocks": blocks_of(blocks),
+        }),
+        Request::Collapse { pid, blocks } => json!({ "pid": pid.0, "blocks": blocks_of(blocks) }),
         Request::Sleep { epochs } => json!({
             "epochs": epochs,
             "moves_cost_ms": decision.balance.cost_ns / NS_PER_MS,

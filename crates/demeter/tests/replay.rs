@@ -23,6 +23,7 @@ fn record(path: &Path, epoch_ms: u64) {
         loads_per_sample: Some(4093),
         waits: 1.0,
         cpus: 4,
+        collapses: true,
     };
     let tuning = Tuning {
         epoch_ms,

@@ -46,7 +46,9 @@ pub struct Status {
     pub promoted_bytes: u64,
     /// Bytes moved to slow memory, checked by node.
     pub demoted_bytes: u64,
-    /// CPU time spent on moves, without those for the host, milliseconds.
+    /// Bytes whose small pages were to become huge ones where they lie. The kernel may have refused some.
+    pub collapsed_bytes: u64,
+    /// CPU time spent on moves and collapses, without those for the host, milliseconds.
     pub moves_cost_ms: u64,
     /// Estimated time that moves saved programs, less the time they lost, milliseconds.
     pub moves_benefit_ms: i64,
@@ -209,6 +211,12 @@ fn work(s: &Status, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         "Bytes moved to slow memory, verified",
         bytes,
         s.demoted_bytes,
+    )?;
+    counter(
+        "collapsed",
+        "Bytes whose small pages were to become huge ones where they lie",
+        bytes,
+        s.collapsed_bytes,
     )
 }
 

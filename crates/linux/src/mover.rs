@@ -21,7 +21,9 @@
 use std::collections::BTreeMap;
 
 use demeter_policy::engine::Direction;
-use demeter_policy::{Block, GuestVirtAddr, Level, NodeId, Pid, Spread, VirtRange};
+use demeter_policy::{
+    Block, COLLAPSE_HOLES_MAX, GuestVirtAddr, Level, NodeId, PAGE_SIZE, Pid, Spread, VirtRange,
+};
 
 use crate::nodes::Tiers;
 use crate::pages::{Errno, PAGES_PER_CALL_MAX, PageState, Pages, PagesError};
@@ -30,8 +32,8 @@ use crate::prober::{PAGES_PER_BLOCK, Prober, pages_of};
 /// Batches after which a process of small pages is tried for huge pages again.
 const ASK_AGAIN_BATCHES: u32 = 16;
 
-/// The most missing pages of a block that may be collapsed: a sixteenth.
-const HOLES_MAX: usize = PAGES_PER_BLOCK as usize / 16;
+/// The most missing pages of a block that may be collapsed.
+const HOLES_MAX: usize = (COLLAPSE_HOLES_MAX / PAGE_SIZE) as usize;
 
 /// Number of blocks whose pages fit one call.
 const BLOCKS_PER_CALL: usize = PAGES_PER_CALL_MAX / PAGES_PER_BLOCK as usize;
@@ -88,7 +90,7 @@ impl Mover {
     ) -> Result<(Vec<Spread>, Vec<Errno>), PagesError> {
         let mut reasons = vec![Errno(libc::EBUSY); blocks.len()];
         if self.collapse && direction == Direction::Promotion {
-            let full = self.full(pages, pid, to, blocks)?;
+            let full = self.full(pages, pid, Some(to), blocks)?;
             pages.collapse(pid, &full)?;
         }
         let mut rest: Vec<Block> = blocks.to_vec();
@@ -168,12 +170,27 @@ impl Mover {
         spreads.collect()
     }
 
-    /// Blocks that have almost no holes and no page on another node of the tier of `to`.
+    /// Lets the small pages of these blocks become huge ones where they lie. Blocks with holes, or on several nodes, stay.
+    ///
+    /// # Errors
+    /// A whole call failed; some blocks may have collapsed.
+    pub fn collapse(
+        &mut self,
+        pages: &mut dyn Pages,
+        pid: Pid,
+        blocks: &[Block],
+    ) -> Result<(), PagesError> {
+        let full = self.full(pages, pid, None, blocks)?;
+        pages.collapse(pid, &full)
+    }
+
+    /// Blocks that have almost no holes. Before a move to node `to` they have no page on another node of its tier, otherwise
+    /// all pages are on one node.
     fn full(
         &mut self,
         pages: &mut dyn Pages,
         pid: Pid,
-        to: NodeId,
+        to: Option<NodeId>,
         blocks: &[Block],
     ) -> Result<Vec<Block>, PagesError> {
         let mut full = vec![];
@@ -184,19 +201,25 @@ impl Mover {
             self.states.clear();
             pages.locate(pid, &self.addresses, &mut self.states)?;
             let by_block = self.states.chunks(PAGES_PER_BLOCK as usize);
-            let holes = |states: &[PageState]| {
-                let is_there = |state: &PageState| matches!(state, PageState::On(_));
-                states.iter().filter(|state| !is_there(state)).count()
+            let node_of = |state: &PageState| match state {
+                PageState::On(node) => Some(*node),
+                _ => None,
             };
-            let tier = self.tiers.of(to);
-            let is_beside = |state: &PageState| match state {
-                PageState::On(node) => *node != to && self.tiers.of(*node) == tier,
-                _ => false,
-            };
-            let is_full = part
-                .iter()
-                .zip(by_block)
-                .filter(|(_, states)| holes(states) <= HOLES_MAX && !states.iter().any(is_beside));
+            let is_full = part.iter().zip(by_block).filter(|(_, states)| {
+                let mut nodes = states.iter().filter_map(node_of);
+                let holes = states.len() - nodes.clone().count();
+                let stays = match to {
+                    Some(to) => {
+                        let tier = self.tiers.of(to);
+                        !nodes.any(|node| node != to && self.tiers.of(node) == tier)
+                    }
+                    None => {
+                        let first = nodes.next();
+                        nodes.all(|node| Some(node) == first)
+                    }
+                };
+                holes <= HOLES_MAX && stays
+            });
             full.extend(is_full.map(|(block, _)| *block));
         }
         Ok(full)

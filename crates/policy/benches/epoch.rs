@@ -181,7 +181,10 @@ impl Driver {
             latency_ns: ByLevel([80, 200, 0, 0]),
             cpus: CPUS,
         };
-        let config = Config::new(&Tuning::default(), ByteCount(blocks / 4 * BLOCK_SIZE));
+        let config = Config {
+            collapses: true,
+            ..Config::new(&Tuning::default(), ByteCount(blocks / 4 * BLOCK_SIZE))
+        };
         let is_damon = tracker == Tracker::Damon;
         Self {
             engine: Engine::new(ByHeat::new(gain), config),
@@ -308,6 +311,11 @@ impl Driver {
                         cpu_ns: took_ns,
                     })
                 })
+            }
+            Request::Collapse { blocks, .. } => {
+                let took_ns = 300_000 * blocks.len() as u64;
+                let cpu_ns = took_ns;
+                timed(|| engine.push(Input::Collapsed { took_ns, cpu_ns }))
             }
             Request::Reclaim => timed(|| engine.push(Input::Reclaimed)),
         };

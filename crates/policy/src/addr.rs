@@ -8,6 +8,9 @@ pub const PAGE_SIZE: u64 = 4096;
 /// Bytes in a block, the unit of moves: a huge page of x86-64.
 pub const BLOCK_SIZE: u64 = 2 * MIB;
 
+/// Bytes that may be missing in a block whose small pages become a huge one: a sixteenth. The kernel fills them with zeros.
+pub const COLLAPSE_HOLES_MAX: u64 = BLOCK_SIZE / 16;
+
 /// Bytes in a mebibyte.
 pub const MIB: u64 = 1 << 20;
 

@@ -27,13 +27,14 @@ mod sample;
 pub mod served;
 mod share;
 mod significance;
+mod thinning;
 mod tier;
 mod tuning;
 mod working_set;
 
 pub use addr::{
-    BLOCK_SIZE, ByteCount, GuestPhysAddr, GuestVirtAddr, MIB, NodeId, PAGE_SIZE, PhysRange, Pid,
-    VirtRange,
+    BLOCK_SIZE, ByteCount, COLLAPSE_HOLES_MAX, GuestPhysAddr, GuestVirtAddr, MIB, NodeId,
+    PAGE_SIZE, PhysRange, Pid, VirtRange,
 };
 pub use heat::Heat;
 pub use placer::{Distances, Placer, Rooms};
@@ -42,6 +43,7 @@ pub use ranking::{ClassifiedRange, RankedRange, rank};
 pub use residency::{Away, Block, ResidencyMap, Spread};
 pub use sample::{Observation, Sample};
 pub use share::{Share, divide};
+pub use thinning::thinning;
 pub use tier::{ByLevel, LEVELS, Level, PerTier, Tier, TierBytes};
 pub use tuning::{OutOfBounds, SAMPLE_PERIOD_MAX, Tuning};
 pub use working_set::{WorkingSet, working_set};

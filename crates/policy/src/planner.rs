@@ -141,6 +141,8 @@ pub struct Situation<'a> {
     pub epoch: u32,
     /// Time between two epochs, milliseconds; limits a plan if the cost of moves is known.
     pub epoch_ms: u64,
+    /// Whether small pages may become huge ones in place.
+    pub collapses: bool,
 }
 
 /// A block that moves to another tier.
@@ -150,7 +152,7 @@ pub struct Relocation {
     pub pid: Pid,
     /// Its block.
     pub block: Block,
-    /// Its bytes in the tier that it leaves.
+    /// Its bytes in the tier that it leaves, or in which it collapses.
     pub bytes: ByteCount,
 }
 
@@ -161,6 +163,8 @@ pub struct Plan {
     pub promotions: Vec<Relocation>,
     /// Moves out of fast memory, the coldest first.
     pub demotions: Vec<Relocation>,
+    /// Blocks whose small pages become a huge one where they lie, the hottest first.
+    pub collapses: Vec<Relocation>,
     /// Free fast memory that promotions leave.
     pub level: ByteCount,
     /// Blocks that were compared and stay for now, for which more evidence matters most.
@@ -168,7 +172,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Whether there is nothing to do.
+    /// Whether nothing moves.
     pub fn is_empty(&self) -> bool {
         self.promotions.is_empty() && self.demotions.is_empty()
     }

@@ -274,7 +274,19 @@ impl ResidencyMap {
             let home = known.away.map_or(from, |away| away.home);
             Some(Known {
                 away: (home != now).then_some(Away { home, now }),
+                // A promotion collapses by itself.
+                is_collapsed: known.is_collapsed || direction == Direction::Promotion,
                 ..Known::at(spread)
+            })
+        });
+    }
+
+    /// Notes that a block's small pages were collapsed, or cannot be.
+    pub(crate) fn collapsed(&mut self, pid: Pid, block: Block) {
+        self.change(pid, block, |known| {
+            Some(Known {
+                is_collapsed: true,
+                ..known
             })
         });
     }

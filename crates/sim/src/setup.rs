@@ -539,6 +539,7 @@ fn agent_settings(scenario: &Scenario, dilation: u64) -> AgentSettings {
                 .map(nodes::level_of)
                 .max()
                 .unwrap_or_default(),
+            collapses: machine.thp == Thp::Always,
             ..Config::new(tuning, ByteCount(0))
         },
         vcpus: scenario.machine.vcpus,

@@ -29,6 +29,7 @@ use crate::machine::cost::{CostModel, TICK_PERIOD_PS};
 use crate::machine::flush::FlushCounts;
 use crate::machine::ledger::Cause;
 use crate::machine::memory::Memory;
+use crate::machine::sampler::Sampling;
 use crate::machine::walk::Space;
 use crate::program::Program;
 use crate::system::{Context, Manager, NEVER_PS};
@@ -102,6 +103,8 @@ pub(crate) struct Vm<P> {
     manager_due_ps: u64,
     worker_due_ps: u64,
     khugepaged_due_ps: u64,
+    /// The sampling units' settings.
+    sampling: Option<Sampling>,
     /// Start of the timed phase.
     start_ps: u64,
     /// Number of virtual CPUs with a thread to run, from the first; 0 once the program is done. One thread populates
@@ -160,6 +163,7 @@ impl<P: Program> Vm<P> {
             manager_due_ps: NEVER_PS,
             worker_due_ps: NEVER_PS,
             khugepaged_due_ps: NEVER_PS,
+            sampling: None,
             start_ps: 0,
         }
     }
@@ -238,10 +242,10 @@ impl<P: Program> Vm<P> {
 
     /// Sets the sampling units up as the manager requests.
     fn sample(&mut self) {
-        let sampling = self.manager.sampling(self.hardware.k);
+        self.sampling = self.manager.sampling(self.hardware.k);
         let busy = self.busy.max(1) as u64;
         for (i, vcpu) in self.hardware.vcpus.iter_mut().enumerate() {
-            match sampling {
+            match self.sampling {
                 Some(sampling) => {
                     let phase = sampling.period * i as u64 / busy;
                     vcpu.sampler.start(sampling, phase);

@@ -36,9 +36,10 @@ pub fn text(status: &Status) -> String {
         status.fast_free_bytes / MIB,
     );
     text += &format!(
-        "moves: {} MiB promoted, {} MiB demoted; they took {:.1} s and saved {:.1} s (estimated)\n",
+        "moves: {} MiB promoted, {} MiB demoted, {} MiB made huge; they took {:.1} s and saved {:.1} s (estimated)\n",
         status.promoted_bytes / MIB,
         status.demoted_bytes / MIB,
+        status.collapsed_bytes / MIB,
         status.moves_cost_ms as f64 / 1000.0,
         status.moves_benefit_ms as f64 / 1000.0,
     );

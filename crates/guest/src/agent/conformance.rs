@@ -122,6 +122,9 @@ impl AgentRig {
         let root = tempfile::tempdir().unwrap();
         node(root.path(), 0, script.fast_size().0 / MIB, 4);
         node(root.path(), 1, 1000, 70);
+        let huge = root.path().join("sys/kernel/mm/transparent_hugepage");
+        std::fs::create_dir_all(&huge).unwrap();
+        std::fs::write(huge.join("enabled"), "[always] madvise never\n").unwrap();
         let mapped = script.fast + script.slow;
         process_of(root.path(), PID, &maps_of(BASE, mapped));
         let free = |blocks: u64| blocks * BLOCK_SIZE + KEPT;

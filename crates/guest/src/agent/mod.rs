@@ -160,9 +160,11 @@ impl Agent {
             latency_ns: machine.latency_ns(),
             cpus,
         };
+        let huge_pages = huge_pages_always(&root);
         let engine_config = engine::Config {
             sizes: machine.sizes(),
             slowest: machine.tiers().slowest(),
+            collapses: huge_pages,
             ..engine::Config::new(tuning, ByteCount(0))
         };
         status.update(|s| {
@@ -173,7 +175,7 @@ impl Agent {
         });
         let mut engine = Recorded::new(Engine::new(ByHeat::new(gain), engine_config));
         if let Some(path) = &config.record {
-            let header = recording_header(tuning, tracker.as_ref(), &gain, tiers);
+            let header = recording_header(tuning, tracker.as_ref(), &gain, tiers, huge_pages);
             let recorder = Recorder::start(path, config.record_max_mib, header, &engine)?;
             engine.record(recorder);
         }
@@ -191,7 +193,7 @@ impl Agent {
             warned: None,
             config,
             mover: Mover::new(machine.tiers().clone(), false),
-            huge_pages: huge_pages_always(&root),
+            huge_pages,
             prober: Prober::new(machine.tiers().clone()),
             machine,
             followed: Instant::now(),
@@ -281,7 +283,12 @@ impl Agent {
         loop {
             match self.engine.request() {
                 Request::Sleep { epochs } => {
+                    let before = self.tracker.thinning();
                     self.tracker.epoch_ended(self.engine.prospect())?;
+                    let thinning = self.tracker.thinning();
+                    if thinning != before {
+                        self.engine.push(Input::Thinned(thinning))?;
+                    }
                     self.report();
                     return Ok(epochs);
                 }
@@ -308,6 +315,7 @@ impl Agent {
                     self.engine.push(Input::Nodes(facts))?;
                 }
                 Request::Move { .. } => self.move_batch()?,
+                Request::Collapse { .. } => self.collapse_batch()?,
                 // A live kernel reclaims by itself.
                 Request::Reclaim => self.engine.push(Input::Reclaimed)?,
             }
@@ -372,6 +380,7 @@ fn recording_header(
     tracker: &dyn Tracker,
     gain: &Gain,
     tiers: Vec<TierStatus>,
+    collapses: bool,
 ) -> recording::Header {
     recording::Header {
         agent: env!("CARGO_PKG_VERSION").into(),
@@ -381,6 +390,7 @@ fn recording_header(
         loads_per_sample: gain.loads_per_sample,
         waits: gain.waits,
         cpus: gain.cpus,
+        collapses,
     }
 }
 

@@ -14,11 +14,8 @@ use crate::pages::{Errno, Pages, PagesError};
 const COLLAPSE_ROOM: ByteCount = ByteCount(32 * MIB);
 
 impl Agent {
-    /// Moves the requested batch.
-    pub(super) fn move_batch(&mut self) -> Result<(), AgentError> {
-        let Request::Move { pid, .. } = self.engine.request() else {
-            return Ok(());
-        };
+    /// Before a batch of a process: ends one that is no longer there, and reads its contracts again where they are old.
+    fn look_at(&mut self, pid: Pid) -> Result<(), AgentError> {
         let process = self.processes.get(&pid);
         if process.is_none_or(|process| !process.target.is_there(&self.root)) {
             return self.end(pid);
@@ -28,7 +25,52 @@ impl Agent {
             self.read_space(pid);
             self.divide()?;
         }
+        Ok(())
+    }
+
+    /// Lets the requested blocks become huge pages where they lie.
+    pub(super) fn collapse_batch(&mut self) -> Result<(), AgentError> {
+        let Request::Collapse { pid, .. } = self.engine.request() else {
+            return Ok(());
+        };
+        self.look_at(pid)?;
+        let Request::Collapse {
+            pid: still,
+            blocks: batch,
+        } = self.engine.request()
+        else {
+            return Ok(());
+        };
+        if still != pid {
+            return Ok(());
+        }
+        let space = self.engine.space(pid);
+        let blocks = batch.iter().map(|r| r.block);
+        let blocks: Vec<Block> = blocks.filter(|&block| touches(space, block)).collect();
+        let began = self.clock.start();
+        let result = match headroom::allows(&self.root, pid, COLLAPSE_ROOM) {
+            true => self.mover.collapse(&mut *self.pages, pid, &blocks),
+            false => Ok(()),
+        };
+        if let Err(PagesError::Gone(_)) = result {
+            return self.end(pid);
+        }
+        let took = self.clock.since(began);
+        self.engine.push(Input::Collapsed {
+            took_ns: nanoseconds(took.elapsed),
+            cpu_ns: nanoseconds(took.cpu),
+        })?;
+        self.hinder(pid, result.err())
+    }
+
+    /// Moves the requested batch.
+    pub(super) fn move_batch(&mut self) -> Result<(), AgentError> {
+        let Request::Move { pid, .. } = self.engine.request() else {
+            return Ok(());
+        };
+        self.look_at(pid)?;
         let Request::Move {
+            pid: still,
             level,
             direction,
             blocks: batch,
@@ -37,6 +79,9 @@ impl Agent {
         else {
             return Ok(());
         };
+        if still != pid {
+            return Ok(());
+        }
         let space = self.engine.space(pid);
         if !batch.iter().all(|r| touches(space, r.block)) {
             return Ok(self.engine.push(Input::MoveFailed)?);

@@ -55,6 +55,7 @@ impl Agent {
             s.tried_bytes = figures.tried.0;
             s.promoted_bytes = figures.promoted.0;
             s.demoted_bytes = figures.demoted.0;
+            s.collapsed_bytes = figures.collapsed.0;
             s.moves_cost_ms = cost_ms;
             s.moves_benefit_ms = benefit_ms;
             s.is_resting = balance.is_resting;
@@ -77,6 +78,7 @@ impl Agent {
             ranges = ranking.len(),
             promoted_mib = figures.promoted.0 / MIB,
             demoted_mib = figures.demoted.0 / MIB,
+            collapsed_mib = figures.collapsed.0 / MIB,
             tried_mib = figures.tried.0 / MIB,
         );
         for range in ranking.iter().take(8) {

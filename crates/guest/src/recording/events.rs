@@ -41,6 +41,8 @@ mod tag {
     pub(super) const LOOKED: u8 = 19;
     pub(super) const NEAR: u8 = 20;
     pub(super) const MACHINE: u8 = 21;
+    pub(super) const COLLAPSED: u8 = 22;
+    pub(super) const THINNED: u8 = 23;
 
     pub(super) const REFRESH: u8 = 32;
     pub(super) const SAMPLES: u8 = 33;
@@ -50,6 +52,7 @@ mod tag {
     pub(super) const DEMOTE: u8 = 37;
     pub(super) const RECLAIM: u8 = 38;
     pub(super) const SLEEP: u8 = 39;
+    pub(super) const COLLAPSE: u8 = 40;
 }
 
 /// The previous sample, to which the next one is a difference.
@@ -98,6 +101,7 @@ impl Encoder {
             }
             Input::Near { pid, socket } => tagged(to, tag::NEAR, [pid.0.into(), socket.into()]),
             Input::BalloonWants(bytes) => tagged(to, tag::BALLOON_WANTS, [bytes.0]),
+            Input::Thinned(thinning) => tagged(to, tag::THINNED, [thinning.into()]),
             Input::Paused(true) => to.push(tag::PAUSED),
             Input::Paused(false) => to.push(tag::RESUMED),
             Input::Refreshed => to.push(tag::REFRESHED),
@@ -135,6 +139,7 @@ impl Encoder {
                 put_placements(to, placements);
             }
             Input::MoveFailed => to.push(tag::MOVE_FAILED),
+            Input::Collapsed { took_ns, cpu_ns } => tagged(to, tag::COLLAPSED, [took_ns, cpu_ns]),
             Input::Reclaimed => to.push(tag::RECLAIMED),
         }
     }
@@ -185,13 +190,12 @@ impl Encoder {
                     Direction::Demotion => tag::DEMOTE,
                 };
                 let level = level.index() as u64;
-                tagged(to, tag, [pid.0.into(), level, blocks.len() as u64]);
-                let mut next = 0;
-                for r in blocks {
-                    put_step(to, next, r.block.0);
-                    put(to, r.bytes.0);
-                    next = r.block.0.wrapping_add(1);
-                }
+                tagged(to, tag, [pid.0.into(), level]);
+                put_relocations(to, blocks);
+            }
+            Request::Collapse { pid, blocks } => {
+                tagged(to, tag::COLLAPSE, [pid.0.into()]);
+                put_relocations(to, blocks);
             }
             Request::Reclaim => to.push(tag::RECLAIM),
             Request::Sleep { epochs } => tagged(to, tag::SLEEP, [epochs.into()]),
@@ -202,6 +206,17 @@ impl Encoder {
 fn tagged<const N: usize>(to: &mut Vec<u8>, tag: u8, numbers: [u64; N]) {
     to.push(tag);
     numbers.into_iter().for_each(|number| put(to, number));
+}
+
+/// Encodes blocks with their bytes.
+fn put_relocations(to: &mut Vec<u8>, blocks: &[Relocation]) {
+    put(to, blocks.len() as u64);
+    let mut next = 0;
+    for r in blocks {
+        put_step(to, next, r.block.0);
+        put(to, r.bytes.0);
+        next = r.block.0.wrapping_add(1);
+    }
 }
 
 /// A block that is spread over several tiers, or only partly resident.
@@ -275,6 +290,7 @@ impl Decoder {
                 socket: from.number_u32()?,
             },
             tag::BALLOON_WANTS => Input::BalloonWants(bytes(from)?),
+            tag::THINNED => Input::Thinned(from.number_u32()?),
             tag::PAUSED => Input::Paused(true),
             tag::RESUMED => Input::Paused(false),
             tag::REFRESHED => Input::Refreshed,
@@ -311,6 +327,10 @@ impl Decoder {
                 placements: self.read_placements(from)?,
             },
             tag::MOVE_FAILED => Input::MoveFailed,
+            tag::COLLAPSED => Input::Collapsed {
+                took_ns: from.number()?,
+                cpu_ns: from.number()?,
+            },
             tag::RECLAIMED => Input::Reclaimed,
             _ => return self.request(tag, from).map(RecordedEvent::Request),
         };
@@ -349,13 +369,7 @@ impl Decoder {
                 let pid = pid(from)?;
                 let level = Level::new(usize::from(from.byte()?));
                 let level = level.ok_or(Fault::Malformed("a tier that no machine has"))?;
-                self.relocations.clear();
-                let mut next = 0;
-                for _ in 0..from.count()? {
-                    let (block, bytes) = (Block(from.step(next)?), bytes(from)?);
-                    self.relocations.push(Relocation { pid, block, bytes });
-                    next = block.0.wrapping_add(1);
-                }
+                let blocks = self.read_relocations(pid, from)?;
                 Request::Move {
                     pid,
                     level,
@@ -363,8 +377,13 @@ impl Decoder {
                         tag::PROMOTE => Direction::Promotion,
                         _ => Direction::Demotion,
                     },
-                    blocks: &self.relocations,
+                    blocks,
                 }
+            }
+            tag::COLLAPSE => {
+                let pid = pid(from)?;
+                let blocks = self.read_relocations(pid, from)?;
+                Request::Collapse { pid, blocks }
             }
             tag::RECLAIM => Request::Reclaim,
             tag::SLEEP => Request::Sleep {
@@ -400,6 +419,17 @@ impl Decoder {
             self.vmas.push(vma);
         }
         Ok(())
+    }
+
+    fn read_relocations(&mut self, pid: Pid, from: &mut Bytes<'_>) -> Result<&[Relocation], Fault> {
+        self.relocations.clear();
+        let mut next = 0;
+        for _ in 0..from.count()? {
+            let (block, bytes) = (Block(from.step(next)?), bytes(from)?);
+            self.relocations.push(Relocation { pid, block, bytes });
+            next = block.0.wrapping_add(1);
+        }
+        Ok(&self.relocations)
     }
 
     fn read_placements(&mut self, from: &mut Bytes<'_>) -> Result<&[Spread], Fault> {

@@ -17,7 +17,7 @@ use demeter_policy::{ByLevel, ByteCount, Level, Tuning};
 use crate::status::TierStatus;
 
 /// The version that is written and read.
-pub const VERSION: u16 = 17;
+pub const VERSION: u16 = 18;
 
 pub(super) const MAGIC: &[u8; 8] = b"demflght";
 pub(super) const PREFIX_BYTES: usize = 10;
@@ -49,6 +49,8 @@ pub struct Header {
     pub waits: f64,
     /// CPUs of the machine.
     pub cpus: u32,
+    /// Whether small pages may become huge ones in place.
+    pub collapses: bool,
 }
 
 /// One tier of the machine.
@@ -81,6 +83,7 @@ impl Header {
         Config {
             sizes: ByLevel::from_fn(sizes),
             slowest: Level::new(self.tiers.len().saturating_sub(1)).unwrap_or(Level::Fourth),
+            collapses: self.collapses,
             ..Config::new(&self.tuning, ByteCount(0))
         }
     }

@@ -87,6 +87,7 @@ impl<R: Read> Reader<R> {
                 loads_per_sample: None,
                 waits: 0.0,
                 cpus: 0,
+                collapses: false,
             },
             state: vec![],
             offset: 0,

@@ -167,6 +167,7 @@ enum Any {
     Samples(usize, Vec<(Pid, Block)>),
     LookUp(Pid, Vec<Block>),
     Move(Pid, Level, Direction, Vec<Relocation>),
+    Collapse(Pid, Vec<Relocation>),
 }
 
 impl Any {
@@ -193,6 +194,9 @@ impl Any {
                 direction: *direction,
                 blocks,
             }),
+            Self::Collapse(pid, blocks) => {
+                RecordedEvent::Request(Request::Collapse { pid: *pid, blocks })
+            }
         }
     }
 }
@@ -235,6 +239,7 @@ fn any_input() -> impl Strategy<Value = Input<'static>> {
             Input::Share { pid, share }
         }),
         any::<bool>().prop_map(Input::Paused),
+        any::<u32>().prop_map(Input::Thinned),
         Just(Input::Refreshed),
         (pid(), number(), prop_oneof![Just(1u32), any::<u32>()]).prop_map(|(pid, a, weight)| {
             let addr = GuestVirtAddr(a);
@@ -265,6 +270,7 @@ fn any_input() -> impl Strategy<Value = Input<'static>> {
             Input::Machine { sizes, cpus }
         }),
         Just(Input::MoveFailed),
+        (number(), number()).prop_map(|(took_ns, cpu_ns)| Input::Collapsed { took_ns, cpu_ns }),
         Just(Input::Reclaimed),
     ]
 }
@@ -306,7 +312,11 @@ fn any_event() -> impl Strategy<Value = Any> {
             let relocation = |(b, bytes)| Relocation { pid, block: Block(b), bytes };
             let direction = if up { Direction::Promotion } else { Direction::Demotion };
             let level = Level::ALL[blocks.len() % LEVELS];
-            Any::Move(pid, level, direction, blocks.into_iter().map(relocation).collect())
+            let relocations: Vec<_> = blocks.into_iter().map(relocation).collect();
+            match pid.0 {
+                0 => Any::Collapse(pid, relocations),
+                _ => Any::Move(pid, level, direction, relocations),
+            }
         }),
     ]
 }

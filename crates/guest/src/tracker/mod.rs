@@ -67,9 +67,15 @@ pub trait Tracker: Send {
 
     /// Tells the tracker that the agent sleeps until its next epoch.
     ///
-    /// A tracker that costs CPU looks the more rarely, the less the prospect promises.
+    /// A tracker that costs CPU looks the more rarely, the less the prospect promises. One that takes samples may leave
+    /// some out.
     fn epoch_ended(&mut self, _prospect: Prospect) -> Result<(), TrackerError> {
         Ok(())
+    }
+
+    /// Since the end of the last epoch each n-th sample is taken, with this `n`.
+    fn thinning(&self) -> u32 {
+        1
     }
 
     /// Stops observing until `resume`, without CPU cost. Events meanwhile are dropped.

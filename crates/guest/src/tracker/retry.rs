@@ -96,6 +96,10 @@ impl Tracker for Retry {
         self.retry(Instant::now())
     }
 
+    fn thinning(&self) -> u32 {
+        self.tracker.thinning()
+    }
+
     fn pause(&mut self) -> Result<(), TrackerError> {
         self.tracker.pause()
     }

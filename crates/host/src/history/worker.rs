@@ -319,6 +319,11 @@ impl Worker {
                     self.engine.push(Input::Nodes(facts.into()))?;
                 }
                 Request::Move { .. } => self.move_batch()?,
+                // Never asked: its settings have no collapses.
+                Request::Collapse { .. } => self.engine.push(Input::Collapsed {
+                    took_ns: 0,
+                    cpu_ns: 0,
+                })?,
                 Request::Reclaim => self.engine.push(Input::Reclaimed)?,
             }
         }

@@ -190,3 +190,29 @@ fn pages_on_any_node_of_the_tier_stay_where_they_are() {
         assert_eq!(on(&w), [171, 341, 0]);
     }
 }
+
+#[test]
+fn small_pages_of_one_node_become_a_huge_page_in_place() {
+    let mut w = world(4, 4, false);
+    let missing = |page: u64| page % 8 == 0;
+    // A block with holes, and one on two nodes.
+    for (block, node_of) in [(100, [SLOW, SLOW]), (101, [SLOW, FAST])] {
+        for page in 0..PAGES_PER_BLOCK {
+            let node = node_of[usize::from(page % 2 == 1)];
+            if block == 101 || !missing(page) {
+                w.pages
+                    .lock()
+                    .map(SMALL, (block * PAGES_PER_BLOCK + page) * 4096, 4096, node);
+            }
+        }
+    }
+    let pages_of = |w: &World, block: u64| w.pages.lock().pages_of(SMALL, Block(block));
+    let on = |w: &World| [FAST, SLOW].map(|node| w.pages.lock().on(SMALL, node));
+    let before = on(&w);
+    let blocks = [0, 100, 101].map(Block);
+    w.mover.collapse(&mut w.pages, SMALL, &blocks).unwrap();
+    assert_eq!(on(&w), before, "nothing has moved, and no hole was filled");
+    assert_eq!(pages_of(&w, 0), 1);
+    assert_eq!(pages_of(&w, 100), PAGES_PER_BLOCK * 7 / 8);
+    assert_eq!(pages_of(&w, 101), PAGES_PER_BLOCK);
+}

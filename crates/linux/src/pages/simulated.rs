@@ -74,6 +74,12 @@ impl SimulatedPages {
         ByteCount(self.pages.iter().map(here).sum())
     }
 
+    /// Number of pages of a block: one if it is a huge page.
+    pub fn pages_of(&self, pid: Pid, block: Block) -> u64 {
+        let (start, end) = (block.start().0, block.start().0 + BLOCK_SIZE);
+        self.pages.range((pid, start)..(pid, end)).count() as u64
+    }
+
     /// The node of an address's page.
     pub fn node_of(&self, pid: Pid, addr: u64) -> Option<NodeId> {
         self.page_at(pid, addr).map(|(_, node, _)| node)

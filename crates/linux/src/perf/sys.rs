@@ -70,6 +70,7 @@ pub mod sample {
 
 const IOC_ENABLE: libc::Ioctl = 0x2400;
 const IOC_DISABLE: libc::Ioctl = 0x2401;
+const IOC_PERIOD: libc::Ioctl = 0x4008_2404_u32 as libc::Ioctl;
 const IOC_FLAG_GROUP: libc::c_int = 1;
 const FLAG_FD_CLOEXEC: libc::c_ulong = 1 << 3;
 
@@ -107,6 +108,15 @@ pub fn open(attr: &Attr, scope: Scope, group: Option<&OwnedFd>) -> io::Result<Ow
     }
     // SAFETY: the call returned a new descriptor, which nothing else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+/// Sets the events per sample from now on (PERF_EVENT_IOC_PERIOD in linux/perf_event.h).
+pub fn set_period(event: &OwnedFd, period: u64) -> io::Result<()> {
+    // SAFETY: the request reads a u64 that outlives the call.
+    match unsafe { libc::ioctl(event.as_raw_fd(), IOC_PERIOD, &raw const period) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Switches an event and its group on or off.

@@ -14,7 +14,7 @@ pub(super) const WANTED_MAX: usize = 512;
 pub(super) struct Plans(pub(super) Vec<(Level, Plan)>);
 
 impl Plans {
-    /// Nothing to do.
+    /// Whether nothing moves.
     pub(super) fn is_empty(&self) -> bool {
         self.0.iter().all(|(_, plan)| plan.is_empty())
     }
@@ -41,6 +41,8 @@ impl<S: Strategy> Engine<S> {
                 // Moves change free memory: the next plan is made once, with a new reading.
                 self.usable = None;
             }
+        }
+        if !self.paused {
             for (level, plan) in plans.0 {
                 self.moves.add(level, plan);
             }
@@ -95,12 +97,26 @@ impl<S: Strategy> Engine<S> {
             State::Asleep
         } else if self.moves.wants_room() {
             State::Room
+        } else if self.moves.collapse(self.strategy.batch_blocks()) {
+            State::Collapse
         } else {
             // Without promotions, free memory does not matter.
             self.moves
                 .advance(&ByLevel::default(), self.strategy.batch_blocks(), 0);
             State::Move
         };
+    }
+
+    pub(super) fn collapsed(&mut self, took_ns: u64, cpu_ns: u64) {
+        let mut tried = ByteCount(0);
+        for r in &self.moves.batch {
+            tried.0 += r.bytes.0;
+            self.residency.collapsed(r.pid, r.block);
+        }
+        self.moving_ns = self.moving_ns.saturating_add(took_ns);
+        self.figures.collapsed.0 += tried.0;
+        self.strategy.collapsed(tried, cpu_ns);
+        self.proceed();
     }
 
     pub(super) fn moved(

@@ -114,7 +114,10 @@ impl Script {
 
     /// The engine's settings. The duration of moves differs between machines, and must not change decisions here.
     pub fn config(&self) -> Config {
-        Config::new(&self.tuning(), self.fast_size())
+        Config {
+            collapses: true,
+            ..Config::new(&self.tuning(), self.fast_size())
+        }
     }
 
     /// Size of fast memory.
@@ -353,6 +356,11 @@ impl<S: Strategy> Plain<S> {
                     cpu_ns: self.block_ns * places.len() as u64,
                 })
             }
+            // Its blocks are huge pages already.
+            Request::Collapse { blocks, .. } => engine.push(Input::Collapsed {
+                took_ns: self.block_ns * blocks.len() as u64,
+                cpu_ns: self.block_ns * blocks.len() as u64,
+            }),
             Request::Reclaim => engine.push(Input::Reclaimed),
             Request::Sleep { .. } => engine.push(Input::Epoch),
         };

@@ -115,7 +115,8 @@ impl<S: Strategy> Engine<S> {
             counted.push((pid, Block::of(addr), weight));
             let accessed = self.residency.accessed(pid, Block::of(addr));
             process.all_known &= !accessed.was_absent;
-            self.strategy.saw(accessed.away, weight, None);
+            let accesses = weight.saturating_mul(self.thinning);
+            self.strategy.saw(accessed.away, accesses, None);
         }
         if S::COUNTS_BLOCKS {
             self.served.add(&counted);
@@ -323,6 +324,7 @@ impl<S: Strategy> Engine<S> {
                 balloon_waits: self.balloon_waits_at(level),
                 epoch: self.epoch,
                 epoch_ms: self.config.epoch_ms,
+                collapses: self.config.collapses,
             };
             let plan = self.strategy.plan(&situation, &heats);
             // Demoted memory uses the nearest free memory below.

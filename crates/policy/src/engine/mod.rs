@@ -26,7 +26,7 @@
 //!
 //! Every block is looked up again in turn, a few per epoch, and hot ones more often, because others move memory, too.
 //! If less than half of a batch of promotions moves, fast memory has less room than it seemed to have, and the rest is
-//! dropped. Unmovable blocks are retried later, see [`ResidencyMap`].
+//! dropped. Unmovable blocks are retried later, see [`ResidencyMap`]. Collapses come last; each block is tried once.
 //!
 //! # Properties
 //! - Between two sleeps there is a bounded number of requests.
@@ -96,6 +96,8 @@ pub struct Figures {
     pub promoted: ByteCount,
     /// Bytes moved to slow memory, verified.
     pub demoted: ByteCount,
+    /// Bytes whose small pages were to become huge ones where they lie.
+    pub collapsed: ByteCount,
 }
 
 /// The engine's phase.
@@ -122,6 +124,8 @@ enum State {
     Room,
     /// The result of the batch.
     Move,
+    /// The end of a batch of collapses.
+    Collapse,
     Reclaim,
     Asleep,
 }
@@ -160,6 +164,8 @@ pub struct Engine<S: Strategy = ByHeat> {
     /// Usable memory of each tier at the last reading.
     usable: Option<ByLevel<ByteCount>>,
     balloon_wants: ByteCount,
+    /// The thinning `n`: each n-th sample is taken.
+    thinning: u32,
     paused: bool,
     /// Samples that are not counted yet.
     batch: Vec<Sample>,
@@ -194,6 +200,7 @@ impl<S: Strategy> Engine<S> {
             repeats: 0,
             usable: None,
             balloon_wants: ByteCount(0),
+            thinning: 1,
             paused: false,
             batch: vec![],
             samples: 0,
@@ -220,6 +227,10 @@ impl<S: Strategy> Engine<S> {
                 pid: self.moves.batch.first().map_or(Pid(0), |r| r.pid),
                 level: self.moves.level,
                 direction: self.moves.direction,
+                blocks: &self.moves.batch,
+            },
+            State::Collapse => Request::Collapse {
+                pid: self.moves.batch.first().map_or(Pid(0), |r| r.pid),
                 blocks: &self.moves.batch,
             },
             State::Reclaim => Request::Reclaim,
@@ -257,6 +268,7 @@ impl<S: Strategy> Engine<S> {
             (Input::Machine { sizes, cpus }, _) => self.set_machine(sizes, cpus)?,
             (Input::Near { pid, socket }, _) => self.set_socket(pid, socket)?,
             (Input::BalloonWants(wanted), _) => self.make_room(bounded(wanted)?),
+            (Input::Thinned(thinning), _) => self.thin(thinning),
             (Input::Paused(paused), _) => self.pause(paused),
             (Input::Epoch, State::Asleep) => self.begin_epoch(),
             (Input::Epoch, State::Room | State::Reclaim | State::Move) if S::CLASSIFIES_APART => {
@@ -286,15 +298,12 @@ impl<S: Strategy> Engine<S> {
             }
             (Input::Nodes(facts), State::Room) => {
                 let usable = usable(facts)?;
-                self.state =
-                    match self
-                        .moves
-                        .advance(&usable, self.strategy.batch_blocks(), S::RECLAIMS_MAX)
-                    {
-                        Next::Batch => State::Move,
-                        Next::Reclaim => State::Reclaim,
-                        Next::Done => State::Asleep,
-                    };
+                let most = self.strategy.batch_blocks();
+                match self.moves.advance(&usable, most, S::RECLAIMS_MAX) {
+                    Next::Batch => self.state = State::Move,
+                    Next::Reclaim => self.state = State::Reclaim,
+                    Next::Done => self.proceed(),
+                }
             }
             (
                 Input::Moved {
@@ -311,6 +320,9 @@ impl<S: Strategy> Engine<S> {
                 }
                 self.proceed();
             }
+            (Input::Collapsed { took_ns, cpu_ns }, State::Collapse) => {
+                self.collapsed(took_ns, cpu_ns);
+            }
             (Input::Reclaimed, State::Reclaim) => self.state = State::Room,
             (input, _) => {
                 return Err(Misuse::NotAsked {
@@ -326,7 +338,7 @@ impl<S: Strategy> Engine<S> {
     pub fn stage(&self) -> Stage {
         match self.state {
             State::Refresh | State::Samples | State::LookUp | State::Plan => Stage::Deciding,
-            State::Room | State::Move | State::Reclaim => Stage::Moving,
+            State::Room | State::Move | State::Collapse | State::Reclaim => Stage::Moving,
             State::Asleep => Stage::Asleep,
         }
     }
@@ -450,9 +462,17 @@ impl<S: Strategy> Engine<S> {
         if self.processes.contains_key(&pid) {
             return Err(Misuse::KnownProcess(pid));
         }
-        let process = Process::new(self.strategy.classifier());
+        let mut process = Process::new(self.strategy.classifier());
+        process.classifier.set_thinning(self.thinning);
         self.processes.insert(pid, process);
         Ok(())
+    }
+
+    fn thin(&mut self, thinning: u32) {
+        self.thinning = thinning.max(1);
+        for process in self.processes.values_mut() {
+            process.classifier.set_thinning(self.thinning);
+        }
     }
 
     fn end(&mut self, pid: Pid) -> Result<(), Misuse> {
@@ -469,7 +489,8 @@ impl<S: Strategy> Engine<S> {
         self.look_ups.retain(|(p, _)| *p != pid);
         if was_asked {
             self.next_look_up();
-        } else if self.state == State::Move && self.moves.batch[0].pid == pid
+        } else if matches!(self.state, State::Move | State::Collapse)
+            && self.moves.batch[0].pid == pid
             || self.state == State::Room && !self.moves.wants_room()
         {
             self.proceed();

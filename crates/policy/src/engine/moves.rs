@@ -28,6 +28,8 @@ const MISSING_DIVISOR: u64 = 8;
 pub(super) struct Moves {
     /// Queues by boundary, each below a tier.
     queues: ByLevel<Queue>,
+    /// Blocks to collapse after all moves.
+    collapses: VecDeque<Relocation>,
     /// Number of consecutive reclaims that made no room.
     reclaims: u32,
     /// The batch that was handed out last: relocations of one process over one boundary.
@@ -61,10 +63,13 @@ pub(super) enum Next {
 impl Moves {
     /// Adds a plan for the boundary below a tier, without blocks that are moving already.
     pub(super) fn add(&mut self, level: Level, plan: Plan) {
-        let all = self.queues.0.iter().flat_map(Queue::all);
+        let moving = self.queues.0.iter().flat_map(Queue::all);
+        let all = moving.chain(&self.collapses);
         let queued: BTreeSet<(Pid, Block)> = all.map(|r| (r.pid, r.block)).collect();
         let is_new = |r: &Relocation| !queued.contains(&(r.pid, r.block));
         self.reclaims = 0;
+        self.collapses
+            .extend(plan.collapses.into_iter().filter(is_new));
         let queue = self.queues.get_mut(level);
         queue.kept = plan.level;
         queue
@@ -77,10 +82,12 @@ impl Moves {
 
     /// Whether no relocation remains.
     pub(super) fn is_done(&self) -> bool {
-        self.queues
-            .0
-            .iter()
-            .all(|queue| queue.all().next().is_none())
+        self.collapses.is_empty() && !self.has_moves()
+    }
+
+    fn has_moves(&self) -> bool {
+        let mut queues = self.queues.0.iter();
+        queues.any(|queue| queue.all().next().is_some())
     }
 
     /// Whether free memory matters.
@@ -108,6 +115,7 @@ impl Moves {
     /// Drops all remaining relocations.
     pub(super) fn give_up(&mut self) {
         self.queues = ByLevel::default();
+        self.collapses.clear();
     }
 
     /// Drops the remaining promotions over the last batch's boundary.
@@ -121,6 +129,7 @@ impl Moves {
             queue.promotions.retain(|r| r.pid != pid);
             queue.demotions.retain(|r| r.pid != pid);
         }
+        self.collapses.retain(|r| r.pid != pid);
     }
 
     /// Drops a process's relocations of blocks that must not move any more.
@@ -130,6 +139,16 @@ impl Moves {
             queue.promotions.retain(stays);
             queue.demotions.retain(stays);
         }
+        self.collapses.retain(stays);
+    }
+
+    /// Makes the next batch of collapses, if no moves remain. Returns whether there is one.
+    pub(super) fn collapse(&mut self, blocks_max: usize) -> bool {
+        self.batch.clear();
+        if !self.has_moves() {
+            take_batch(&mut self.collapses, &mut self.batch, blocks_max, |_| true);
+        }
+        !self.batch.is_empty()
     }
 
     /// Makes the next batch of at most `blocks_max` blocks. The fastest boundary comes first.

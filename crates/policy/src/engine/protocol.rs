@@ -50,6 +50,8 @@ pub enum Input<'a> {
     },
     /// Fast memory that the balloon waits for, and that is kept free for it; zero if it no longer waits.
     BalloonWants(ByteCount),
+    /// From now on each n-th sample is taken. At first `n` is 1.
+    Thinned(u32),
     /// Whether observing and moving are paused from now on.
     Paused(bool),
 
@@ -85,6 +87,13 @@ pub enum Input<'a> {
     },
     /// Answers [`Request::Move`] if the whole call failed, for example because the process has ended.
     MoveFailed,
+    /// Answers [`Request::Collapse`], whether its blocks could be collapsed or not.
+    Collapsed {
+        /// Duration, nanoseconds.
+        took_ns: u64,
+        /// CPU time, nanoseconds.
+        cpu_ns: u64,
+    },
     /// Answers [`Request::Reclaim`].
     Reclaimed,
 }
@@ -138,6 +147,13 @@ pub enum Request<'a> {
         direction: Direction,
         /// The blocks: at least one, at most [`BATCH_BLOCKS`](super::BATCH_BLOCKS) for each of the
         /// [movers](super::Engine::movers). Each of these threads moves its part of them at the same time.
+        blocks: &'a [Relocation],
+    },
+    /// Let the small pages of these blocks become huge ones where they lie: [`Input::Collapsed`].
+    Collapse {
+        /// The process.
+        pid: Pid,
+        /// The blocks, at least one. A batch of moves has the same maximum.
         blocks: &'a [Relocation],
     },
     /// Let the kernel reclaim fast memory: [`Input::Reclaimed`].
@@ -197,6 +213,7 @@ impl Input<'_> {
             Self::Near { .. } => "near",
             Self::Machine { .. } => "machine",
             Self::BalloonWants(_) => "balloon wants",
+            Self::Thinned(_) => "thinned",
             Self::Paused(_) => "paused",
             Self::Refreshed => "refreshed",
             Self::Sample(_) => "sample",
@@ -207,6 +224,7 @@ impl Input<'_> {
             Self::Nodes(_) => "nodes",
             Self::Moved { .. } => "moved",
             Self::MoveFailed => "move failed",
+            Self::Collapsed { .. } => "collapsed",
             Self::Reclaimed => "reclaimed",
         }
     }
@@ -221,6 +239,7 @@ impl Request<'_> {
             Self::LookUp { .. } => "look up",
             Self::ReadNodes => "read nodes",
             Self::Move { .. } => "move",
+            Self::Collapse { .. } => "collapse",
             Self::Reclaim => "reclaim",
             Self::Sleep { .. } => "sleep",
         }

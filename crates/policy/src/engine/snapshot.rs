@@ -40,6 +40,7 @@ where
         }
         let mut to = vec![is_new.into(), self.epoch.into(), self.refresh_at.into()];
         to.extend([self.calm.into(), self.balloon_wants.0, self.paused.into()]);
+        to.push(self.thinning.into());
         to.extend(self.config.sizes.0.map(|bytes| bytes.0));
         to.push(self.usable.is_some().into());
         if let Some(usable) = self.usable {
@@ -64,7 +65,7 @@ where
         self.strategy.save(&mut to);
         let f = self.figures;
         to.extend([f.epochs, f.samples, f.samples_lost, f.samples_astray]);
-        to.extend([f.tried.0, f.promoted.0, f.demoted.0]);
+        to.extend([f.tried.0, f.promoted.0, f.demoted.0, f.collapsed.0]);
         to.push(self.processes.len() as u64);
         for (pid, process) in &self.processes {
             to.push(pid.0.into());
@@ -93,6 +94,7 @@ where
                 to.push(known.away.map_or(0, |Away { home, now }| {
                     (1 + home.index() * LEVELS + now.index()) as u64
                 }));
+                to.push(known.is_collapsed.into());
             }
         }
         Some(to)
@@ -114,6 +116,7 @@ where
         engine.calm = from.next(super::CALM_MAX.into())? as u32;
         engine.balloon_wants.0 = from.next(BYTES_MAX)?;
         engine.paused = from.next(1)? == 1;
+        engine.thinning = from.next_u32()?.max(1);
         for size in &mut engine.config.sizes.0 {
             size.0 = from.next(BYTES_MAX)?;
         }
@@ -161,6 +164,7 @@ where
             tried: ByteCount(count()?),
             promoted: ByteCount(count()?),
             demoted: ByteCount(count()?),
+            collapsed: ByteCount(count()?),
         };
         for _ in 0..from.next_u32()? {
             engine.restore_process(from)?;
@@ -175,6 +179,7 @@ where
         let pid = Pid(from.next_u32()?);
         from.known((!self.processes.contains_key(&pid)).then_some(()))?;
         let mut process = Process::new(self.strategy.classifier());
+        process.classifier.set_thinning(self.thinning);
         let flags = from.next(3)?;
         process.all_known = flags & 1 == 1;
         process.next_recheck = Block(from.next(u64::MAX / BLOCK_SIZE + 1)?);
@@ -220,6 +225,7 @@ where
                 let (home, now) = (level(away / LEVELS)?, level(away)?);
                 Some(Away { home, now })
             });
+            known.is_collapsed = from.next(1)? == 1;
             self.residency.restore(pid, Block(block), known);
         }
         self.processes.insert(pid, process);

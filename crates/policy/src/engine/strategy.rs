@@ -30,6 +30,11 @@ pub trait Classify: Clone + std::fmt::Debug {
         0.0
     }
 
+    /// From now on each n-th sample is taken; `n` is `thinning`.
+    fn set_thinning(&mut self, thinning: u32) {
+        let _ = thinning;
+    }
+
     /// Ends an epoch of `elapsed_s` seconds; visits at most `chunks_max` chunks. Returns whether a new plan is needed.
     fn end_epoch(&mut self, epoch: u32, elapsed_s: f64, chunks_max: usize) -> bool;
 
@@ -81,6 +86,10 @@ impl Classify for Heat {
 
     fn rate_of(&self, block: Block) -> f64 {
         self.estimate(RATE_WINDOW, block).rate
+    }
+
+    fn set_thinning(&mut self, thinning: u32) {
+        Self::set_thinning(self, thinning);
     }
 
     fn end_epoch(&mut self, epoch: u32, elapsed_s: f64, chunks_max: usize) -> bool {
@@ -188,6 +197,11 @@ pub trait Strategy {
         let _ = (direction, tried, cpu_ns, is_ordered);
     }
 
+    /// Notes the CPU time of a batch of collapses.
+    fn collapsed(&mut self, tried: ByteCount, cpu_ns: u64) {
+        let _ = (tried, cpu_ns);
+    }
+
     /// Notes that a block has crossed the boundary below a tier; `below` is its place on the slower side.
     fn crossed(
         &mut self,
@@ -281,6 +295,10 @@ impl Strategy for ByHeat {
         self.0.moved(direction, tried, cpu_ns, is_ordered);
     }
 
+    fn collapsed(&mut self, tried: ByteCount, cpu_ns: u64) {
+        self.0.collapsed(tried, cpu_ns);
+    }
+
     fn crossed(&mut self, heat: &Heat, block: Block, way: (Level, Direction), below: &Spread) {
         self.0.crossed(heat, block, way, below);
     }
@@ -323,6 +341,8 @@ pub struct Config {
     pub sizes: ByLevel<ByteCount>,
     /// The slowest tier of the machine.
     pub slowest: Level,
+    /// Whether small pages may become huge ones in place: transparent huge pages are always on.
+    pub collapses: bool,
 }
 
 impl Config {
@@ -334,6 +354,7 @@ impl Config {
             epoch_ms: tuning.epoch_ms.max(1),
             sizes: ByLevel([fast_size, ByteCount(0), ByteCount(0), ByteCount(0)]),
             slowest: Level::Second,
+            collapses: false,
         }
     }
 }

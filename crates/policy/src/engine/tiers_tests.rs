@@ -133,6 +133,12 @@ impl Machine {
                     };
                     self.engine.push(moved).unwrap();
                 }
+                Request::Collapse { .. } => {
+                    let (took_ns, cpu_ns) = (1000, 1000);
+                    self.engine
+                        .push(Input::Collapsed { took_ns, cpu_ns })
+                        .unwrap();
+                }
                 Request::Reclaim => self.engine.push(Input::Reclaimed).unwrap(),
             }
         }

@@ -94,8 +94,8 @@ impl<'a> ChunkHeat<'a> {
         let (mut share, mut factors) = (1.0, [0.0; WINDOWS]);
         for (longer, factor) in factors.iter_mut().enumerate().skip(window + 1) {
             share /= RATIO;
-            let span_s = self.heat.span_s[longer].max(f64::MIN_POSITIVE);
-            *factor = share / self.heat.weight[longer] / span_s;
+            let sampled_s = self.heat.sampled_s[longer].max(f64::MIN_POSITIVE);
+            *factor = share / self.heat.weight[longer] / sampled_s;
         }
         for (rate, events) in out.iter_mut().zip(chunk.events.iter()) {
             // The factors of shorter windows are zero.

@@ -7,7 +7,7 @@
 //!
 //! # Approach
 //! Evidence about a block is a number of *events* in an *exposure*: samples in elapsed time, or accesses found in
-//! observed time. Both are kept for five *windows* that decay in 1, 4, 16, 64 and 256 seconds. Each block has them, and
+//! observed time. Where only one of `n` samples is taken, a second is an exposure of `1/n` seconds. Both are kept for five *windows* that decay in 1, 4, 16, 64 and 256 seconds. Each block has them, and
 //! so has each group of 8, 64 and 512 blocks. A block's rate is estimated from the largest group down: a group's rate
 //! is the expected rate of its parts. It counts for many events if the parts of groups are alike, and for none if they
 //! differ ([`pool`]).
@@ -132,6 +132,10 @@ pub struct Heat {
     weight: [f64; WINDOWS],
     /// Length of each window's memory so far, seconds.
     span_s: [f64; WINDOWS],
+    /// The same, but a second counts for less in which only a part of the samples was taken.
+    sampled_s: [f64; WINDOWS],
+    /// The thinning `n`: each n-th sample is taken.
+    thinning: u32,
     /// Sums over all chunks: events, and exposure if it differs between blocks.
     events: [f64; WINDOWS],
     exposure: [f64; WINDOWS],
@@ -148,6 +152,8 @@ impl Default for Heat {
             space: vec![],
             weight: [1.0; WINDOWS],
             span_s: [0.0; WINDOWS],
+            sampled_s: [0.0; WINDOWS],
+            thinning: 1,
             events: [0.0; WINDOWS],
             exposure: [0.0; WINDOWS],
             watched_rate: [0.0; WINDOWS],
@@ -254,6 +260,11 @@ impl Heat {
         }
     }
 
+    /// From now on each n-th sample is taken; `n` is `thinning`.
+    pub fn set_thinning(&mut self, thinning: u32) {
+        self.thinning = thinning.max(1);
+    }
+
     /// Ends an epoch of `elapsed_s` seconds. For the windows that are due, measures the differences between parts
     /// again, in at most `chunks_max` chunks.
     pub fn end_epoch(&mut self, epoch: u32, elapsed_s: f64, chunks_max: usize) {
@@ -279,10 +290,12 @@ impl Heat {
     /// Ends an epoch of `elapsed_s` seconds without evidence: only time passes.
     pub fn pass_time(&mut self, elapsed_s: f64) {
         let elapsed_s = elapsed_s.max(0.0);
+        let sampled_s = elapsed_s / f64::from(self.thinning);
         for window in 0..WINDOWS {
             let growth = 1.0 + elapsed_s / window_s(window);
             self.weight[window] *= growth;
             self.span_s[window] = (self.span_s[window] + elapsed_s) / growth;
+            self.sampled_s[window] = (self.sampled_s[window] + sampled_s) / growth;
             if self.weight[window] > WEIGHT_MAX {
                 self.scale_down(window);
             }
@@ -337,7 +350,7 @@ impl Heat {
         let events = self.events[window] / self.weight[window];
         let rate = match self.exposure[window] > 0.0 {
             true => self.watched_rate[window],
-            false if self.span_s[window] > 0.0 => events / self.span_s[window],
+            false if self.sampled_s[window] > 0.0 => events / self.sampled_s[window],
             false => 0.0,
         };
         Estimate { rate, sure: events }
@@ -375,7 +388,7 @@ impl Heat {
     fn unwatched_s(&self, window: usize, blocks: f64) -> f64 {
         match self.exposure[window] > 0.0 {
             true => 0.0,
-            false => self.span_s[window] * blocks,
+            false => self.sampled_s[window] * blocks,
         }
     }
 

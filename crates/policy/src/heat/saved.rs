@@ -9,8 +9,12 @@ impl Saved for Heat {
     fn save(&self, to: &mut Vec<u64>) {
         for window in 0..WINDOWS {
             let sums = [self.events[window], self.exposure[window]];
-            let clock = [self.weight[window], self.span_s[window]];
-            to.extend([clock, sums].concat().into_iter().map(f64::to_bits));
+            let clock = [
+                self.weight[window],
+                self.span_s[window],
+                self.sampled_s[window],
+            ];
+            to.extend(clock.into_iter().chain(sums).map(f64::to_bits));
             to.push(self.watched_rate[window].to_bits());
             to.extend(self.pools[window].worth.map(f64::to_bits));
         }
@@ -40,6 +44,7 @@ impl Saved for Heat {
             self.weight[window] = from.number()?;
             from.known((self.weight[window] >= 1.0).then_some(()))?;
             self.span_s[window] = from.number()?;
+            self.sampled_s[window] = from.number()?;
             self.events[window] = from.number()?;
             self.exposure[window] = from.number()?;
             self.watched_rate[window] = from.number()?;

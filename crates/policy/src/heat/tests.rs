@@ -108,6 +108,32 @@ fn what_was_seldom_watched_counts_for_little() {
 }
 
 #[test]
+fn one_of_eight_samples_shows_the_same_rates_with_less_certainty() {
+    let run = |thinning: u32| {
+        let mut heat = heat(64);
+        for epoch in 1..=80 {
+            // The last quarter is thinned: rates stay, whatever was taken before.
+            let thinning = if epoch > 60 { thinning } else { 1 };
+            heat.set_thinning(thinning);
+            (0..64).for_each(|b| heat.add(Block(BASE + b), 8 * (1 + b as u32 / 32) / thinning));
+            heat.end_epoch(epoch, 0.5, usize::MAX);
+        }
+        heat
+    };
+    let (all, some) = (run(1), run(8));
+    for window in 0..WINDOWS {
+        let (all_rate, rate) = (all.rate(window), some.rate(window));
+        assert!(
+            (all_rate - rate).abs() < 1e-6 * all_rate,
+            "window {window}: {rate}"
+        );
+        let sure = |heat: &Heat| heat.estimate(window, Block(BASE + 63)).sure;
+        assert!(sure(&some) < 0.95 * sure(&all), "window {window}");
+        assert_eq!(some.span_s(window), all.span_s(window));
+    }
+}
+
+#[test]
 fn without_events_nothing_is_hot_and_a_silent_process_grows_cold() {
     let mut heat = sampled(100, 20, 1, |_| 1.0);
     assert!(!heat.is_cold());

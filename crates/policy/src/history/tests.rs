@@ -71,6 +71,7 @@ fn planned(ones: &[u32], in_fast: &[bool], free_blocks: u64, hot_ones: u32) -> P
             balloon_waits: false,
             epoch: 1,
             epoch_ms: 500,
+            collapses: false,
         },
         &[],
     )

@@ -72,6 +72,7 @@ impl Machine {
             balloon_waits: false,
             epoch: 0,
             epoch_ms: 500,
+            collapses: false,
         })
     }
 

@@ -14,6 +14,8 @@ pub(crate) struct Known {
     pub(crate) failures: u8,
     /// The move, while the block is not in its first tier.
     pub(crate) away: Option<Away>,
+    /// Its small pages, if any, were collapsed to a huge one, or that was tried.
+    pub(crate) is_collapsed: bool,
 }
 
 impl Known {
@@ -25,6 +27,7 @@ impl Known {
             aside_until: 0,
             failures: 0,
             away: None,
+            is_collapsed: false,
         }
     }
 
@@ -52,7 +55,8 @@ impl Known {
 /// The knowledge of one block, if any, in twelve bytes. A machine with 1 TiB has half a million.
 ///
 /// The first two words have, from the lowest bit on, ten bits for the pages in each tier and four for failures. Two each
-/// for first and present tier follow, and one that is set if the block is known. The last word is the end of the back-off.
+/// for first and present tier follow, one that is set if the block is known, and one if it was collapsed. The last word is
+/// the end of the back-off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Packed([u32; 3]);
 
@@ -64,6 +68,7 @@ const FAILURES_AT: usize = PAGES_BITS * LEVELS;
 const HOME_AT: usize = FAILURES_AT + 4;
 const NOW_AT: usize = HOME_AT + 2;
 const KNOWN_AT: usize = NOW_AT + 2;
+const COLLAPSED_AT: usize = KNOWN_AT + 1;
 
 impl Packed {
     pub(super) fn pack(known: Option<Known>) -> Self {
@@ -81,7 +86,8 @@ impl Packed {
             | u64::from(known.failures.min(FAILURES_MAX)) << FAILURES_AT
             | home << HOME_AT
             | now << NOW_AT
-            | 1 << KNOWN_AT;
+            | 1 << KNOWN_AT
+            | u64::from(known.is_collapsed) << COLLAPSED_AT;
         Self([bits as u32, (bits >> 32) as u32, known.aside_until])
     }
 
@@ -99,6 +105,7 @@ impl Packed {
             aside_until,
             failures: field(FAILURES_AT, 4) as u8,
             away: (away.home != away.now).then_some(away),
+            is_collapsed: field(COLLAPSED_AT, 1) == 1,
         })
     }
 
@@ -120,6 +127,7 @@ mod tests {
             aside_until: u32,
             failures in 0..=FAILURES_MAX,
             (home, now) in (0..LEVELS, 0..LEVELS),
+            is_collapsed: bool,
         ) {
             let away = Away { home: Level::ALL[home], now: Level::ALL[now] };
             let known = Known {
@@ -127,6 +135,7 @@ mod tests {
                 aside_until,
                 failures,
                 away: (home != now).then_some(away),
+                is_collapsed,
             };
             prop_assert_eq!(Packed::pack(Some(known)).unpack(), Some(known));
             prop_assert_eq!(Packed::pack(None).unpack(), None);

@@ -184,6 +184,7 @@ pub(super) fn run(
             balloon_waits: false,
             epoch,
             epoch_ms: (EPOCH_S * 1e3) as u64,
+            collapses: false,
         };
         let plan = plan(&mut rule, &situation, &[(PID, &heat)]);
         spent_s = 0.0;

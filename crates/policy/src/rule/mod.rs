@@ -19,6 +19,8 @@
 //!    and still lose, are undone.
 //! 4. Latencies are those of tiers under their load now. A tier that load has made slower than the one below is relieved of
 //!    its hottest blocks (`load`).
+//! 5. A slow block that is not hot enough to move keeps its small pages, whose translation takes longer. They become a
+//!    huge page once that has cost as much (`collapse`).
 //!
 //! So a hot set that is ten times thinner is moved ten times later, and no horizon has to be known. The rule is that of one
 //! boundary between two tiers; with more tiers it is applied to each boundary, the fastest first. Blocks may have any size:
@@ -33,6 +35,7 @@
 //! - A plan is bounded by the budget of one epoch.
 //! - The same evidence gives the same plan.
 
+mod collapse;
 mod gain;
 mod load;
 #[cfg(test)]
@@ -119,6 +122,7 @@ pub struct Rule {
     tokens_s: f64,
     promotion: Price,
     demotion: Price,
+    collapse: Price,
     /// Events in memory that was moved, by where it was found first and where it is now.
     fresh: ByLevel<ByLevel<Fresh>>,
     /// Seconds since somebody has looked.
@@ -158,6 +162,7 @@ impl Rule {
             tokens_s: TOKENS_S * f64::from(gain.cpus),
             promotion: Price::default(),
             demotion: Price::default(),
+            collapse: Price::default(),
             fresh: ByLevel::default(),
             unseen_s: 0.0,
             income: [0.0; STEADY_WINDOWS],
@@ -219,6 +224,7 @@ impl Rule {
             // A price at which nothing is worth moving would never be measured again.
             self.promotion.age();
             self.demotion.age();
+            self.collapse.age();
         }
     }
 
@@ -262,10 +268,20 @@ impl Rule {
         };
         price.pay(tried.0, took_ns);
         if !is_ordered {
-            let cpus = f64::from(self.gain.cpus);
-            self.tokens_s = (self.tokens_s - took_ns as f64 * 1e-9).max(-cpus);
-            self.balance.cost_ns = self.balance.cost_ns.saturating_add(took_ns);
+            self.spent(took_ns);
         }
+    }
+
+    /// Takes note of what a batch of collapses cost.
+    pub fn collapsed(&mut self, tried: ByteCount, took_ns: u64) {
+        self.collapse.pay(tried.0, took_ns);
+        self.spent(took_ns);
+    }
+
+    fn spent(&mut self, took_ns: u64) {
+        let cpus = f64::from(self.gain.cpus);
+        self.tokens_s = (self.tokens_s - took_ns as f64 * 1e-9).max(-cpus);
+        self.balance.cost_ns = self.balance.cost_ns.saturating_add(took_ns);
     }
 
     /// Takes note that a block has crossed the boundary below a tier; `below` is its place on the slower side.
@@ -298,11 +314,28 @@ impl Rule {
         self.tokens_s + kept * lasting_s * window_s(STEADY_WINDOWS - 1)
     }
 
+    /// Tokens beyond the first ones, seconds. Loans are for moves, which earn.
+    fn spare_s(&self) -> f64 {
+        self.tokens_s - TOKENS_S * f64::from(self.gain.cpus)
+    }
+
     /// Time that exchanges would certainly save, by windows from this one on, seconds a second.
     fn promised_s(&self, first: usize) -> f64 {
         let by_boundary = self.promises.0.iter();
         let most = by_boundary.map(|windows| windows[first..].iter().copied().fold(0.0, f64::max));
         most.sum()
+    }
+
+    /// Loads that an event stands for, by what events in the slowest tier cost now.
+    fn loads_per_event(&self) -> f64 {
+        let mut loads = 0.0f64;
+        for (event_s, ns) in self.load.event_s.0.iter().zip(self.gain.latency_ns.0) {
+            let extra_ns = f64::from(ns) - f64::from(self.gain.latency_ns.0[0]);
+            if extra_ns > 0.0 {
+                loads = loads.max(event_s * 1e9 / extra_ns);
+            }
+        }
+        loads
     }
 
     /// Whether it has been measured what moves cost.

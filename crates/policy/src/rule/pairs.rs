@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::collapse::collapse;
 use super::scan::{Part, Scan};
 use super::shares::Parts;
 use super::unit::Unit;
@@ -15,9 +16,9 @@ use crate::{BLOCK_SIZE, Block, Level, Pid, Plan, Relocation, Situation, Spread, 
 const TRIED: usize = 16;
 
 /// Units that may move now.
-struct Candidates<'a> {
+pub(super) struct Candidates<'a> {
     /// Hottest first.
-    slow: Vec<Unit<'a>>,
+    pub(super) slow: Vec<Unit<'a>>,
     /// Coldest first.
     fast: Vec<Unit<'a>>,
     /// Units of a tier that load has made slower than the one below, hottest first.
@@ -25,8 +26,10 @@ struct Candidates<'a> {
 }
 
 /// Time and room that the plan may still use.
-struct Left {
+pub(super) struct Left {
     tokens_s: f64,
+    /// Tokens that moves do not need: those beyond the first ones, without loans.
+    spare_s: f64,
     /// Time of all threads that move, until the epoch ends.
     epoch_s: f64,
     may_promote: u64,
@@ -52,6 +55,7 @@ impl Left {
         let spent_s: f64 = situation.planned.iter().map(spent_s).sum();
         Self {
             tokens_s: rule.spendable_s() - spent_s,
+            spare_s: rule.spare_s() - spent_s,
             epoch_s: rule.movers_s(situation) - spent_s,
             may_promote: most,
             may_demote: most,
@@ -75,8 +79,22 @@ impl Left {
         bytes <= self.may_demote.min(self.slow_free)
     }
 
+    /// Whether a block can be collapsed where it lies.
+    pub(super) fn can_collapse(&self, bytes: u64) -> bool {
+        !self.is_spent() && self.spare_s > 0.0 && bytes <= self.may_promote.min(self.slow_free)
+    }
+
+    /// One thread collapses blocks while the others that move wait. Its block takes the place of another one.
+    pub(super) fn collapse(&mut self, bytes: u64, cost_s: f64, movers: f64) {
+        self.spend(cost_s);
+        self.epoch_s -= cost_s * (movers - 1.0);
+        self.slow_free -= bytes;
+        self.may_promote -= bytes;
+    }
+
     fn spend(&mut self, cost_s: f64) {
         self.tokens_s -= cost_s;
+        self.spare_s -= cost_s;
         self.epoch_s -= cost_s;
     }
 
@@ -149,6 +167,10 @@ fn plan_with(
         let goes_on = !left.is_spent() || before == Some(window);
         exchange(rule, window, &candidates, &mut shares, &mut left, &mut plan);
         relieve(rule, window, &candidates, &mut left, &mut plan);
+        if situation.collapses {
+            candidates.drop_planned([&plan].into_iter());
+            collapse(rule, window, &candidates, &mut left, &mut plan);
+        }
         if goes_on && left.is_spent() {
             unfinished = Some(window);
         }
@@ -413,7 +435,11 @@ fn recurs(
 
 impl Candidates<'_> {
     fn drop_planned<'p>(&mut self, plans: impl Iterator<Item = &'p Plan>) {
-        let planned: BTreeSet<(Pid, Block)> = plans.flat_map(Plan::blocks).collect();
+        let all = plans.flat_map(|plan| {
+            let collapses = plan.collapses.iter().map(|r| (r.pid, r.block));
+            plan.blocks().chain(collapses)
+        });
+        let planned: BTreeSet<(Pid, Block)> = all.collect();
         if planned.is_empty() {
             return;
         }

@@ -11,7 +11,7 @@ impl Rule {
     /// Appends its state between two epochs.
     pub(crate) fn save(&self, to: &mut Vec<u64>) {
         to.push(self.tokens_s.to_bits());
-        for price in [self.promotion, self.demotion] {
+        for price in [self.promotion, self.demotion, self.collapse] {
             to.extend([price.bytes, price.took_ns]);
         }
         for fresh in self.fresh.0.iter().flat_map(|by_now| &by_now.0) {
@@ -46,7 +46,7 @@ impl Rule {
             let (bytes, took_ns) = (from.next(PRICE_BYTES)?, from.next(u64::MAX)?);
             Ok(Price { bytes, took_ns })
         };
-        (self.promotion, self.demotion) = (price()?, price()?);
+        (self.promotion, self.demotion, self.collapse) = (price()?, price()?, price()?);
         for fresh in self.fresh.0.iter_mut().flat_map(|by_now| &mut by_now.0) {
             *fresh = Fresh {
                 events: from.number()?,

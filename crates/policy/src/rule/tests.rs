@@ -29,6 +29,7 @@ struct World {
     room: Room,
     rule: Rule,
     epoch: u32,
+    collapses: bool,
 }
 
 fn place(in_fast: bool) -> TierBytes {
@@ -55,6 +56,7 @@ impl World {
             },
             rule: Rule::new(HARDWARE),
             epoch: 0,
+            collapses: false,
         };
         for &(pid, fast, slow) in processes {
             let mut heat = Heat::default();
@@ -109,6 +111,7 @@ impl World {
             balloon_waits: false,
             epoch: self.epoch,
             epoch_ms: 500,
+            collapses: self.collapses,
         };
         plan(&mut self.rule, &situation, &heats)
     }
@@ -140,6 +143,14 @@ impl World {
                 };
                 self.rule.moved(direction, r.bytes, 700_000, false);
             }
+        }
+    }
+
+    /// Carries collapses out, which take `took_ns` each.
+    fn collapse(&mut self, plan: &Plan, took_ns: u64) {
+        for r in &plan.collapses {
+            self.residency.collapsed(r.pid, r.block);
+            self.rule.spent(took_ns);
         }
     }
 
@@ -331,6 +342,78 @@ fn threads_that_move_together_move_more_in_a_batch_and_in_an_epoch() {
     let ((one_batch, one), (two_batch, two)) = (planned(8), planned(16));
     assert_eq!((one_batch, two_batch), (1, 2));
     assert!(one > 0 && two >= 2 * one - 2, "{one} {two}");
+}
+
+/// Slow memory of small pages that is warm, below fast memory that is hot. A move costs `move_ns` a block.
+fn warm_below_hot(move_ns: u64) -> World {
+    let mut world = World::new(&[(1, 8, 8)], 0);
+    world.collapses = true;
+    for direction in [Direction::Promotion, Direction::Demotion] {
+        for _ in 0..2 {
+            world.rule.moved(direction, blocks(64), 64 * move_ns, true);
+        }
+    }
+    world
+}
+
+fn warm(_: Pid, b: u64) -> u32 {
+    if b < 8 { 100 } else { 10 }
+}
+
+#[test]
+fn small_pages_become_huge_once_they_have_cost_as_much_and_each_block_once() {
+    let mut world = warm_below_hot(700_000);
+    let mut collapsed = vec![];
+    for _ in 0..400 {
+        let plan = world.epoch(warm);
+        assert!(plan.promotions.is_empty(), "{plan:?}");
+        world.collapse(&plan, 700_000);
+        collapsed.extend(plan.collapses.iter().map(|r| r.block.0 - FIRST));
+    }
+    collapsed.sort_unstable();
+    assert_eq!(collapsed, (8..16).collect::<Vec<_>>());
+}
+
+#[test]
+fn collapses_leave_the_first_tokens_for_moves_and_wait_for_a_price() {
+    let mut world = warm_below_hot(2_000_000);
+    for _ in 0..40 {
+        let plan = world.epoch(warm);
+        // Each takes a hundred times what it should.
+        world.collapse(&plan, 200_000_000);
+        let first_s = TOKENS_S * f64::from(HARDWARE.cpus);
+        assert!(world.rule.tokens_s > first_s - 0.8, "{:?}", world.rule);
+    }
+    let mut world = World::new(&[(1, 8, 8)], 0);
+    world.collapses = true;
+    assert!((0..40).all(|_| world.epoch(warm).collapses.is_empty()));
+}
+
+#[test]
+fn blocks_with_holes_or_in_two_tiers_stay_small() {
+    let mut world = warm_below_hot(700_000);
+    let with = |fast: u64, slow: u64| TierBytes {
+        fast: ByteCount(fast),
+        slow: ByteCount(slow),
+    };
+    let few = BLOCK_SIZE / 16;
+    let block = |b: u64| Block(FIRST + b);
+    let places = [
+        (8, with(0, BLOCK_SIZE - few)),
+        (9, with(0, BLOCK_SIZE - few - 4096)),
+        (10, with(few, BLOCK_SIZE - few)),
+    ];
+    for (b, place) in places {
+        world.residency.set(Pid(1), block(b), place);
+    }
+    let mut collapsed = BTreeSet::new();
+    for _ in 0..400 {
+        let plan = world.epoch(warm);
+        world.collapse(&plan, 700_000);
+        collapsed.extend(plan.collapses.iter().map(|r| r.block));
+    }
+    let expected = (8..16).filter(|b| ![9, 10].contains(b)).map(block);
+    assert_eq!(collapsed, expected.collect());
 }
 
 #[test]

@@ -4,7 +4,9 @@ use super::Rule;
 use super::scan::Part;
 use crate::heat::{ChunkHeat, Estimate, WINDOWS};
 use crate::residency::CHUNK_BLOCKS;
-use crate::{Block, ByteCount, Pid, Relocation, Situation, Tier};
+use crate::{
+    BLOCK_SIZE, Block, ByteCount, COLLAPSE_HOLES_MAX, Pid, Relocation, Situation, Spread, Tier,
+};
 
 /// A block that may change its tier.
 #[derive(Debug, Clone, Copy)]
@@ -25,6 +27,8 @@ pub(super) struct Unit<'a> {
     pub(super) goes_home: bool,
     /// The socket that its process runs on.
     pub(super) socket: u32,
+    /// Whether it lies in one tier, almost without holes, and was not collapsed before.
+    pub(super) may_collapse: bool,
 }
 
 impl<'a> Unit<'a> {
@@ -56,8 +60,15 @@ impl<'a> Unit<'a> {
                 Tier::Slow => away.home == level,
             }),
             socket: situation.sockets.get(&part.pid).copied().unwrap_or(0),
+            may_collapse: !known.is_collapsed && is_whole(&spread),
         })
     }
+}
+
+/// Whether a block lies in one tier, almost without holes.
+fn is_whole(spread: &Spread) -> bool {
+    let most = spread.0.0.iter().map(|bytes| bytes.0).max().unwrap_or(0);
+    most == spread.resident().0 && most + COLLAPSE_HOLES_MAX >= BLOCK_SIZE
 }
 
 impl Unit<'_> {

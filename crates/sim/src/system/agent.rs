@@ -16,7 +16,7 @@ use demeter_policy::engine::{
 };
 use demeter_policy::{
     Block, ByLevel, ByteCount, GuestVirtAddr, Level, NodeId, PAGE_SIZE, PerTier, Pid, Placer,
-    RankedRange, Relocation, Rooms, Sample, Spread, VirtRange,
+    RankedRange, Relocation, Rooms, Sample, Spread, VirtRange, thinning,
 };
 
 use self::damon_tracker::DamonTracker;
@@ -82,6 +82,9 @@ pub(crate) struct SimulatedAgent<S: Strategy> {
     due_ps: u64,
     /// Number of samples so far.
     samples_seen: u64,
+    /// Each n-th sample is taken, `n` as here; and the samples of this epoch.
+    thinning: u32,
+    epoch_samples: u64,
     /// The size of each tier, as the engine knows it. Balloons do not change it.
     sizes: ByLevel<ByteCount>,
     /// Requests of the engine, recorded in tests.
@@ -106,6 +109,8 @@ impl<S: Strategy> SimulatedAgent<S> {
             next_epoch_ps: 0,
             due_ps: 0,
             samples_seen: 0,
+            thinning: 1,
+            epoch_samples: 0,
             sizes: ByLevel::default(),
             #[cfg(test)]
             asked: vec![],
@@ -138,6 +143,17 @@ impl<S: Strategy> SimulatedAgent<S> {
         }
         let (now_ps, stage) = (actor.now_ps(), engine.stage());
         let prospect = engine.prospect();
+        if stage == Stage::Asleep && S::COUNTS_BLOCKS && matches!(self.tracker, Tracker::Sampler(_))
+        {
+            let samples = std::mem::take(&mut self.epoch_samples);
+            let next = thinning(&prospect, samples, self.thinning, u32::MAX);
+            if next != self.thinning {
+                self.thinning = next;
+                if let Err(misuse) = engine.push(Input::Thinned(next)) {
+                    self.misuse = Some(misuse);
+                }
+            }
+        }
         self.engine = Some(engine);
         if stage == Stage::Asleep {
             // If an epoch took too long, the missed ones are skipped.
@@ -210,6 +226,7 @@ impl<S: Strategy> SimulatedAgent<S> {
         }
         let samples = engine.figures().samples - before;
         self.samples_seen += samples;
+        self.epoch_samples += samples;
         let ranges: usize = match engine.ranking() {
             [] => (engine.processes())
                 .filter_map(|p| engine.classifier(p.pid))
@@ -346,6 +363,15 @@ impl<S: Strategy> SimulatedAgent<S> {
                 };
                 self.push(engine, moved)
             }
+            Request::Collapse { blocks, .. } => {
+                let began_ps = actor.now_ps();
+                for r in blocks {
+                    guest.collapse(r.block, actor);
+                }
+                let took_ns = (self.took_ns)(actor.now_ps() - began_ps);
+                let cpu_ns = took_ns;
+                self.push(engine, Input::Collapsed { took_ns, cpu_ns })
+            }
             Request::Reclaim => {
                 guest.reclaim(actor, u64::MAX);
                 self.push(engine, Input::Reclaimed)
@@ -466,7 +492,14 @@ fn id(node: NodeIndex) -> NodeId {
 
 impl<S: Strategy> Manager for SimulatedAgent<S> {
     fn sampling(&self, _k: u32) -> Option<Sampling> {
-        (!self.traits.has_damon).then_some(self.settings.sampling)
+        let Sampling {
+            period,
+            threshold_ps,
+        } = self.settings.sampling;
+        (!self.traits.has_damon).then_some(Sampling {
+            period: period * u64::from(self.thinning),
+            threshold_ps,
+        })
     }
 
     fn has_worker(&self) -> bool {

@@ -97,6 +97,11 @@ impl<P: Program> Vm<P> {
         // If a turn took longer than its period, the missed turns are skipped.
         let after_ps = self.hardware.vcpus[on].clock_ps;
         self.manager_due_ps = due_ps.max(after_ps);
+        // Managers with a worker say so themselves.
+        let is_asked = !self.manager.has_worker();
+        if is_asked && self.manager.sampling(self.hardware.k) != self.sampling {
+            self.sample();
+        }
         self.back_what_was_written(on, host)
     }
 

@@ -47,6 +47,17 @@ pub(super) struct PerfEvent {
     pub leader: Option<Attr>,
 }
 
+impl PerfEvent {
+    /// The largest multiple of the period that the unit takes.
+    pub fn most_thinning(&self) -> u32 {
+        let most = match self.kind {
+            EventKind::AmdIbs => IBS_PERIOD_MAX,
+            EventKind::IntelLoadLatency | EventKind::PageFaults => u32::MAX.into(),
+        };
+        u32::try_from(most / self.attr.sample_period.max(1)).unwrap_or(u32::MAX)
+    }
+}
+
 impl EventKind {
     /// The hardware event that the CPU offers.
     pub fn detect(root: &Path) -> Result<Self, TrackerError> {
@@ -345,9 +356,12 @@ mod tests {
                 period,
                 ..settings.clone()
             };
-            let attr = EventKind::AmdIbs.event(&settings).unwrap().attr;
+            let event = EventKind::AmdIbs.event(&settings).unwrap();
+            let attr = &event.attr;
             assert!(attr.sample_period.is_multiple_of(16));
             assert!((0x90..=IBS_PERIOD_MAX).contains(&attr.sample_period));
+            let thinned = attr.sample_period * u64::from(event.most_thinning());
+            assert!(thinned <= IBS_PERIOD_MAX);
             assert_eq!((attr.kind, attr.config), (11, IBS_COUNT_OPS));
             assert_eq!(attr.sample_type, 1 << 1 | 1 << 10);
         }

@@ -20,7 +20,8 @@ use std::time::Instant;
 
 use demeter_linux::perf::ring::Ring;
 use demeter_linux::perf::sys;
-use demeter_policy::{GuestVirtAddr, Pid, Sample};
+use demeter_policy::damon::Prospect;
+use demeter_policy::{GuestVirtAddr, Pid, Sample, thinning};
 
 pub use demeter_linux::perf::ring::{Record, access, ibs_load, raw, records};
 pub use event::EventKind;
@@ -45,6 +46,11 @@ pub struct PerfTracker {
     targets: BTreeSet<Pid>,
     paused: bool,
     watchdog: Watchdog,
+    /// Each n-th sample is taken, with this `n` and this maximum.
+    thinning: u32,
+    most_thinning: u32,
+    /// Samples of this epoch.
+    samples: u64,
 }
 
 struct CpuRing {
@@ -65,8 +71,12 @@ impl PerfTracker {
 
     /// Opens a kind of event on every CPU, without a test.
     pub fn with_event(kind: EventKind, settings: &Settings) -> Result<Self, TrackerError> {
+        let event = kind.event(settings)?;
         let mut tracker = Self {
-            event: kind.event(settings)?,
+            most_thinning: event.most_thinning(),
+            thinning: 1,
+            samples: 0,
+            event,
             threshold_cycles: event::threshold_cycles(settings),
             root: settings.root.clone(),
             rings: BTreeMap::new(),
@@ -88,6 +98,10 @@ impl PerfTracker {
             }
             match CpuRing::open(&self.event, cpu) {
                 Ok(ring) => {
+                    if self.thinning > 1 {
+                        // Refused: this CPU yields more samples than it should, until the next change.
+                        let _ = ring.set_period(self.period());
+                    }
                     if !self.paused {
                         ring.enable(true)?;
                     }
@@ -184,6 +198,26 @@ impl PerfTracker {
         }
     }
 
+    /// Loads per sample now.
+    fn period(&self) -> u64 {
+        self.event.attr.sample_period * u64::from(self.thinning)
+    }
+
+    /// From now on takes each n-th sample (`n` is `thinning`), or all if the kernel refuses that.
+    fn thin(&mut self, thinning: u32) {
+        self.thinning = thinning;
+        let period = self.period();
+        let refused = (self.rings.values()).find_map(|ring| ring.set_period(period).err());
+        if let Some(error) = refused {
+            tracing::debug!("the kernel refuses to change the sampling period: {error}");
+            (self.thinning, self.most_thinning) = (1, 1);
+            for ring in self.rings.values() {
+                // It had this period when it was opened.
+                let _ = ring.set_period(self.event.attr.sample_period);
+            }
+        }
+    }
+
     fn enable(&self, on: bool) -> Result<(), TrackerError> {
         self.rings.values().try_for_each(|ring| ring.enable(on))
     }
@@ -203,6 +237,10 @@ impl CpuRing {
             event,
             _leader: leader,
         })
+    }
+
+    fn set_period(&self, period: u64) -> io::Result<()> {
+        sys::set_period(&self.event, period)
     }
 
     fn enable(&self, on: bool) -> Result<(), TrackerError> {
@@ -232,11 +270,27 @@ impl Tracker for PerfTracker {
 
     fn drain(&mut self, out: &mut Vec<Sample>, max: usize) -> Result<Drained, TrackerError> {
         let drained = self.take(out, max)?;
+        self.samples = self
+            .samples
+            .saturating_add(drained.taken.saturating_add(drained.lost));
         let now = Instant::now();
         if !self.paused && self.watchdog.is_suspect(is_life(&drained), now) {
             self.prove_alive()?;
         }
         Ok(drained)
+    }
+
+    fn epoch_ended(&mut self, prospect: Prospect) -> Result<(), TrackerError> {
+        let samples = std::mem::take(&mut self.samples);
+        let next = thinning(&prospect, samples, self.thinning, self.most_thinning);
+        if next != self.thinning {
+            self.thin(next);
+        }
+        Ok(())
+    }
+
+    fn thinning(&self) -> u32 {
+        self.thinning
     }
 
     fn pause(&mut self) -> Result<(), TrackerError> {

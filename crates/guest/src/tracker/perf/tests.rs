@@ -120,3 +120,43 @@ fn a_child_is_a_stranger_until_it_is_a_target() {
     assert!(out.is_empty());
     assert!(drained.rejected > 0);
 }
+
+#[test]
+fn a_calm_agent_gets_fewer_samples_and_all_of_them_when_something_happens() {
+    let Some(mut tracker) = page_faults() else {
+        return;
+    };
+    tracker.set_targets(&[Pid(std::process::id())]).unwrap();
+    let calm = Prospect {
+        is_calm: true,
+        ..Prospect::OPEN
+    };
+    let faults = |tracker: &mut PerfTracker| {
+        let (mut memory, mut out) = (Untouched::new(16_384), vec![]);
+        // SAFETY: the range is this process's own; the advice changes the size of pages that are not there yet.
+        let range = memory.range();
+        let advised = unsafe {
+            let start = range.start().0.next_multiple_of(PAGE as u64) as *mut libc::c_void;
+            libc::madvise(start, range.len().0 as usize - PAGE, libc::MADV_NOHUGEPAGE)
+        };
+        assert_eq!(advised, 0);
+        for _ in 0..8 {
+            memory.touch(2048);
+            tracker.drain(&mut out, 1 << 20).unwrap();
+        }
+        out.iter()
+            .filter(|sample| memory.range().contains(sample.addr))
+            .count()
+    };
+    let all = faults(&mut tracker);
+    assert!(all > 16_000, "{all}");
+    tracker.epoch_ended(calm).unwrap();
+    assert_eq!(tracker.thinning(), 8);
+    assert_eq!(tracker.loads_per_sample(), Some(1));
+    let some = faults(&mut tracker);
+    assert!((all / 9..all / 7).contains(&some), "{some} of {all}");
+    tracker.epoch_ended(Prospect::OPEN).unwrap();
+    assert_eq!(tracker.thinning(), 1);
+    let again = faults(&mut tracker);
+    assert!(again > 16_000, "{again}");
+}

@@ -41,6 +41,8 @@ enum AnyInput {
     SamplesEnd(u64, u64, bool),
     Places(Vec<(u64, u64)>, bool),
     Failed(bool),
+    Collapsed(u64),
+    Thinned(u32),
     Nodes(u64, u64),
     Machine(u64, u32),
     Reclaimed,
@@ -66,6 +68,8 @@ fn any_input() -> impl Strategy<Value = AnyInput> {
         1 => (number(), number(), any::<bool>()).prop_map(|(l, r, s)| AnyInput::SamplesEnd(l, r, s)),
         1 => (places, any::<bool>()).prop_map(|(p, b)| AnyInput::Places(p, b)),
         1 => any::<bool>().prop_map(AnyInput::Failed),
+        1 => (0u64..1 << 40).prop_map(AnyInput::Collapsed),
+        1 => any::<u32>().prop_map(AnyInput::Thinned),
         1 => (number(), number()).prop_map(|(f, s)| AnyInput::Nodes(f, s)),
         1 => (number(), any::<u32>()).prop_map(|(bytes, cpus)| AnyInput::Machine(bytes, cpus)),
         1 => Just(AnyInput::Reclaimed),
@@ -110,6 +114,7 @@ fn tell(plain: &mut Plain, told: &AnyInput, epoch: &EpochScript) -> Result<(), T
             }
         }
         AnyInput::BalloonWants(bytes) => Input::BalloonWants(ByteCount(*bytes)),
+        &AnyInput::Thinned(thinning) => Input::Thinned(thinning),
         AnyInput::Paused(paused) => Input::Paused(*paused),
         AnyInput::Refreshed => Input::Refreshed,
         AnyInput::Looked(pid, addr, events, exposure_ns) => Input::Looked(Observation {
@@ -142,6 +147,10 @@ fn tell(plain: &mut Plain, told: &AnyInput, epoch: &EpochScript) -> Result<(), T
         }
         AnyInput::Failed(true) => Input::LookUpFailed,
         AnyInput::Failed(false) => Input::MoveFailed,
+        &AnyInput::Collapsed(took_ns) => Input::Collapsed {
+            took_ns,
+            cpu_ns: took_ns,
+        },
         &AnyInput::Nodes(fast, slow) => {
             let facts = |free, kept| NodeFacts {
                 free: ByteCount(free),
@@ -197,7 +206,10 @@ proptest! {
                 AnyInput::Ended(pid) => alive.remove(pid),
                 _ => false,
             };
-            if let Request::LookUp { pid, .. } | Request::Move { pid, .. } = one.engine.request() {
+            if let Request::LookUp { pid, .. }
+            | Request::Move { pid, .. }
+            | Request::Collapse { pid, .. } = one.engine.request()
+            {
                 prop_assert!(alive.contains(&pid.0), "asked for a process that has ended");
             }
         }
@@ -230,6 +242,12 @@ proptest! {
                             prop_assert!(free >= level + bytes, "{free} - {bytes} < {level}");
                         }
                     }
+                    Request::Collapse { blocks, .. } => {
+                        prop_assert!((1..=BATCH_BLOCKS * movers).contains(&blocks.len()));
+                        for r in blocks {
+                            prop_assert!(tried.insert(r.block), "{:?} is tried twice", r.block);
+                        }
+                    }
                     Request::LookUp { blocks, .. } => prop_assert!(blocks.len() <= 8192 + 8),
                     _ => prop_assert!(stage == Stage::Deciding || requests > 1),
                 }
@@ -254,7 +272,10 @@ proptest! {
             let mut answers = 0;
             while plain.engine.stage() != Stage::Asleep {
                 let asked = plain.engine.request();
-                let names_one = matches!(asked, Request::LookUp { .. } | Request::Move { .. });
+                let names_one = matches!(
+                    asked,
+                    Request::LookUp { .. } | Request::Move { .. } | Request::Collapse { .. }
+                );
                 prop_assert!(!names_one);
                 let input = match asked {
                     Request::Refresh => Input::Refreshed,

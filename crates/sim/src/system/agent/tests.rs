@@ -31,7 +31,10 @@ fn settings(tuning: &Tuning) -> AgentSettings {
     AgentSettings {
         split: Split::of(tuning),
         gain: WORTH_MUCH,
-        engine: Config::new(tuning, ByteCount(0)),
+        engine: Config {
+            collapses: true,
+            ..Config::new(tuning, ByteCount(0))
+        },
         sampling,
         paper_sampling: sampling,
         epoch_ps: tuning.epoch_ms * 1_000_000_000,
