@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use demeter_policy::benefit::Observed;
 use demeter_policy::damon::{CPU_PERCENT, Cost, Found, Look, Next, Observer, WAITS};
-use demeter_policy::engine::{ByHeat, Config, Direction, Engine, Gain, Input, NodeFacts, Request};
+use demeter_policy::engine::{
+    ByHeat, Config, Direction, Engine, Gain, Input, Misuse, NodeFacts, Request,
+};
 use demeter_policy::{
     BLOCK_SIZE, Block, ByLevel, ByteCount, Observation, PAGE_SIZE, PerTier, Pid, Sample, Spread,
     TierBytes, Tuning, VirtRange,
@@ -266,20 +268,7 @@ impl Driver {
                     Some(_) => vec![],
                 };
                 let found = std::mem::take(&mut self.found);
-                let is_repeat = samples.is_empty() && found.is_empty();
-                timed(|| {
-                    for sample in samples {
-                        engine.push(Input::Sample(sample))?;
-                    }
-                    for found in found {
-                        engine.push(Input::Looked(found))?;
-                    }
-                    engine.push(Input::SamplesEnd {
-                        lost: 0,
-                        rejected: 0,
-                        is_repeat,
-                    })
-                })
+                timed(|| give(engine, samples, found))
             }
             Request::LookUp { blocks, .. } => {
                 let places: Vec<_> = blocks.iter().map(|b| world.place(*b)).collect();
@@ -421,4 +410,20 @@ fn main() {
             }
         }
     }
+}
+
+/// Answers a request for samples.
+fn give(engine: &mut Engine, samples: Vec<Sample>, found: Vec<Observation>) -> Result<(), Misuse> {
+    let is_repeat = samples.is_empty() && found.is_empty();
+    for sample in samples {
+        engine.push(Input::Sample(sample))?;
+    }
+    for found in found {
+        engine.push(Input::Looked(found))?;
+    }
+    engine.push(Input::SamplesEnd {
+        lost: 0,
+        rejected: 0,
+        is_repeat,
+    })
 }

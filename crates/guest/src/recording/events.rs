@@ -277,14 +277,7 @@ impl Decoder {
                 pid: pid(from)?,
                 share: None,
             },
-            tag::MACHINE => {
-                let mut sizes = ByLevel::<ByteCount>::default();
-                for size in &mut sizes.0 {
-                    *size = bytes(from)?;
-                }
-                let cpus = from.number_u32()?;
-                Input::Machine { sizes, cpus }
-            }
+            tag::MACHINE => machine(from)?,
             tag::NEAR => Input::Near {
                 pid: pid(from)?,
                 socket: from.number_u32()?,
@@ -449,6 +442,15 @@ impl Decoder {
         }
         Ok(&self.placements)
     }
+}
+
+fn machine(from: &mut Bytes<'_>) -> Result<Input<'static>, Fault> {
+    let mut sizes = ByLevel::<ByteCount>::default();
+    for size in &mut sizes.0 {
+        *size = bytes(from)?;
+    }
+    let cpus = from.number_u32()?;
+    Ok(Input::Machine { sizes, cpus })
 }
 
 fn pid(from: &mut Bytes<'_>) -> Result<Pid, Fault> {

@@ -194,11 +194,11 @@ fn pages_on_any_node_of_the_tier_stay_where_they_are() {
 #[test]
 fn small_pages_of_one_node_become_a_huge_page_in_place() {
     let mut w = world(4, 4, false);
-    let missing = |page: u64| page % 8 == 0;
+    let missing = |page: u64| page.is_multiple_of(8);
     // A block with holes, and one on two nodes.
     for (block, node_of) in [(100, [SLOW, SLOW]), (101, [SLOW, FAST])] {
         for page in 0..PAGES_PER_BLOCK {
-            let node = node_of[usize::from(page % 2 == 1)];
+            let node = node_of[(page % 2) as usize];
             if block == 101 || !missing(page) {
                 w.pages
                     .lock()

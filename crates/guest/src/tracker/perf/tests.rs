@@ -133,8 +133,8 @@ fn a_calm_agent_gets_fewer_samples_and_all_of_them_when_something_happens() {
     };
     let faults = |tracker: &mut PerfTracker| {
         let (mut memory, mut out) = (Untouched::new(16_384), vec![]);
-        // SAFETY: the range is this process's own; the advice changes the size of pages that are not there yet.
         let range = memory.range();
+        // SAFETY: the range is this process's own; the advice changes the size of pages that are not there yet.
         let advised = unsafe {
             let start = range.start().0.next_multiple_of(PAGE as u64) as *mut libc::c_void;
             libc::madvise(start, range.len().0 as usize - PAGE, libc::MADV_NOHUGEPAGE)
