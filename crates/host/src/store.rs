@@ -11,16 +11,15 @@
 //! A damaged file is refused, never repaired: a guess could commit memory twice.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use demeter_linux::lock::LockedFile;
 use demeter_policy::provision::Policy;
 use demeter_policy::{ByteCount, TierBytes};
 use demeter_proto::shown;
-use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::VmName;
@@ -101,7 +100,7 @@ pub enum StoreError {
 pub struct Store {
     path: PathBuf,
     /// Lock on a separate file, because saving replaces the state file.
-    _lock: Arc<File>,
+    _lock: Arc<LockedFile>,
 }
 
 impl Store {
@@ -170,8 +169,8 @@ impl Store {
     }
 }
 
-/// Locks the file for this process (flock(2)) until the result is dropped.
-fn lock(path: &Path) -> Result<File, StoreError> {
+/// Locks the file for this process until the result is dropped.
+fn lock(path: &Path) -> Result<LockedFile, StoreError> {
     let beside = path.with_extension("lock");
     let error = |source| StoreError::Io {
         action: "lock",
@@ -184,11 +183,10 @@ fn lock(path: &Path) -> Result<File, StoreError> {
     let mut options = File::options();
     let file = options.write(true).create(true).truncate(false);
     let file = file.open(&beside).map_err(error)?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(Errno::WOULDBLOCK) => Err(StoreError::Taken { path: path.into() }),
-        Err(refused) => Err(error(refused.into())),
-    }
+    LockedFile::try_new(file).map_err(|refused| match refused {
+        TryLockError::WouldBlock => StoreError::Taken { path: path.into() },
+        TryLockError::Error(source) => error(source),
+    })
 }
 
 fn read_bounded(path: &Path) -> io::Result<String> {

@@ -1,6 +1,6 @@
-//! A lock that gives one Demeter process exclusive use of a source of samples.
+//! A lock that gives one Demeter process exclusive use of something: a source of samples, a state file.
 
-use std::fs::File;
+use std::fs::{File, TryLockError};
 
 /// A file that we have locked with flock(2).
 ///
@@ -11,10 +11,13 @@ use std::fs::File;
 pub struct LockedFile(File);
 
 impl LockedFile {
-    /// Takes the lock; `None` if it is taken, or the file cannot be locked.
-    pub fn try_new(file: File) -> Option<Self> {
-        // Lazily, because dropping a value unlocks the file.
-        file.try_lock().is_ok().then(|| Self(file))
+    /// Takes the lock.
+    ///
+    /// # Errors
+    /// It is taken, or the file cannot be locked.
+    pub fn try_new(file: File) -> Result<Self, TryLockError> {
+        file.try_lock()?;
+        Ok(Self(file))
     }
 
     /// The locked file.
@@ -39,9 +42,10 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let open = || file.reopen().unwrap();
         let first = LockedFile::try_new(open()).unwrap();
-        assert!(LockedFile::try_new(open()).is_none());
+        let taken = LockedFile::try_new(open());
+        assert!(matches!(taken, Err(TryLockError::WouldBlock)));
         drop(first);
-        assert!(LockedFile::try_new(open()).is_some());
+        assert!(LockedFile::try_new(open()).is_ok());
     }
 
     #[test]
@@ -50,6 +54,6 @@ mod tests {
         let first = LockedFile::try_new(file.reopen().unwrap()).unwrap();
         let _same_open_file = first.file().try_clone().unwrap();
         drop(first);
-        assert!(LockedFile::try_new(file.reopen().unwrap()).is_some());
+        assert!(LockedFile::try_new(file.reopen().unwrap()).is_ok());
     }
 }

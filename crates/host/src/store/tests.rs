@@ -72,6 +72,22 @@ proptest! {
 }
 
 #[test]
+fn a_child_that_has_not_executed_its_program_yet_keeps_no_lock() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("host.json");
+    let (store, _) = Store::open(&path).unwrap();
+    // A fork copies descriptors like this, whether or not an exec closes them later.
+    let of_child = store._lock.file().try_clone().unwrap();
+    let clone = store.clone();
+    drop(store);
+    let taken = Store::open(&path);
+    assert!(matches!(taken, Err(StoreError::Taken { .. })), "{taken:?}");
+    drop(clone);
+    Store::open(&path).unwrap();
+    drop(of_child);
+}
+
+#[test]
 fn the_remains_of_a_killed_writer_change_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("host.json");

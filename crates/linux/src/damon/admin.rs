@@ -144,7 +144,7 @@ impl Ownership {
         Ok(Self {
             root: root.into(),
             dir,
-            _count: LockedFile::try_new(count).ok_or(DamonError::Taken)?,
+            _count: LockedFile::try_new(count).map_err(|_| DamonError::Taken)?,
         })
     }
 

@@ -65,7 +65,8 @@ impl LabTracker {
             .write(true)
             .open(path)
             .map_err(to_error)?;
-        let device = LockedFile::try_new(file).ok_or(TrackerError::Taken { tracker: NAME })?;
+        let device =
+            LockedFile::try_new(file).map_err(|_| TrackerError::Taken { tracker: NAME })?;
         let file = device.file();
         let len = file.metadata().map_err(to_error)?.len();
         if len < ring::CONTROL_BYTES as u64 {
