@@ -82,7 +82,8 @@ pub struct Config {
 #[serde(rename_all = "lowercase")]
 pub enum Discover {
     /// libvirt: each running domain that has two NUMA cells and everything its provisioner needs.
-    /// Such a VM starts with its current sizes and has no guarantee.
+    /// Such a VM starts with its current sizes and has no guarantee. With several pools it belongs to
+    /// the one that its metadata names, or else to the one to whose nodes its cells are bound.
     Libvirt,
 }
 

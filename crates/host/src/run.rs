@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use demeter_http::Peer;
 use demeter_linux::open_files;
+use demeter_policy::{NodeId, PerTier};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -307,13 +308,20 @@ struct Tasks {
 
 impl Tasks {
     /// Starts the task of a VM. It ends when the returned channel is dropped.
-    fn start(&mut self, name: &VmName, config: &VmConfig) -> mpsc::Sender<VmCommand> {
+    /// `nodes` are the host's nodes of its tiers.
+    fn start(
+        &mut self,
+        name: &VmName,
+        config: &VmConfig,
+        nodes: PerTier<Vec<NodeId>>,
+    ) -> mpsc::Sender<VmCommand> {
         // Reap ended tasks.
         while self.running.try_join_next().is_some() {}
         let (commands, received) = mpsc::channel(1);
         let task = VmTask {
             name: name.clone(),
             config: config.clone(),
+            nodes,
             libvirt: self.libvirt.clone(),
             files: self.files.clone(),
             outside: Outside::default(),

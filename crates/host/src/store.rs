@@ -22,15 +22,18 @@ use demeter_policy::{ByteCount, TierBytes};
 use demeter_proto::shown;
 use serde::{Deserialize, Serialize};
 
-use crate::VmName;
 use crate::config::Settings;
 use crate::controller::Account;
+use crate::{PoolName, VmName};
 
-/// Version of the file format.
-const VERSION: u32 = 2;
+/// Version of the file format. It has the pools of discovered VMs.
+const VERSION: u32 = 3;
 
-/// The version without settings. It is read, and written while nothing is set, so that an older
-/// release can read the file.
+/// The version without pools. The oldest version that can hold the contents is written, so that an
+/// older release can read the file.
+const VERSION_SETTINGS: u32 = 2;
+
+/// The version without pools and settings.
 const VERSION_PLAIN: u32 = 1;
 
 /// Maximum length of the file; ten thousand VMs need less.
@@ -47,6 +50,9 @@ pub struct Ledger {
     pub marks: BTreeMap<VmName, String>,
     /// Settings of VMs that were made over the API.
     pub settings: Settings,
+    /// The pool of each discovered VM, on a host with several pools. The configuration does not name
+    /// it, and memory must count in it before libvirt answers.
+    pub pools: BTreeMap<VmName, PoolName>,
 }
 
 /// Reason why the file cannot be read or written.
@@ -232,6 +238,9 @@ struct AccountText {
     committed_slow_bytes: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     marked: Option<String>,
+    /// Since version 3.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pool: Option<PoolName>,
 }
 
 impl From<&Ledger> for FileText {
@@ -243,13 +252,15 @@ impl From<&Ledger> for FileText {
                 committed_fast_bytes: account.committed.fast.0,
                 committed_slow_bytes: account.committed.slow.0,
                 marked: ledger.marks.get(name).cloned(),
+                pool: ledger.pools.get(name).cloned(),
             };
             (name.clone(), text)
         };
         Self {
-            version: match ledger.settings.is_empty() {
-                true => VERSION_PLAIN,
-                false => VERSION,
+            version: match (ledger.pools.is_empty(), ledger.settings.is_empty()) {
+                (true, true) => VERSION_PLAIN,
+                (true, false) => VERSION_SETTINGS,
+                (false, _) => VERSION,
             },
             policy: ledger.policy,
             vms: ledger.accounts.iter().map(account).collect(),
@@ -266,6 +277,9 @@ impl FileText {
             Some((name.clone(), shown(&text.marked.take()?)))
         });
         let marks = marks.collect();
+        let pools = self.vms.iter_mut();
+        let pools = pools.filter_map(|(name, text)| Some((name.clone(), text.pool.take()?)));
+        let pools = pools.collect();
         let account = |(name, text): (VmName, AccountText)| {
             let account = Account {
                 desired: TierBytes {
@@ -284,6 +298,7 @@ impl FileText {
             accounts: self.vms.into_iter().map(account).collect(),
             marks,
             settings: self.settings,
+            pools,
         }
     }
 }

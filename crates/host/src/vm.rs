@@ -14,7 +14,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use demeter_policy::{ByteCount, Tier, TierBytes};
+use demeter_policy::{ByteCount, NodeId, PerTier, Tier, TierBytes};
 use demeter_proto::Stats;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
@@ -93,6 +93,8 @@ pub(crate) struct VmTask {
     pub name: VmName,
     /// Its configuration.
     pub config: VmConfig,
+    /// The host's nodes of its tiers.
+    pub nodes: PerTier<Vec<NodeId>>,
     /// Connection to libvirt, if it runs the VM.
     pub libvirt: Libvirt,
     /// Files that may be a VM's memory.

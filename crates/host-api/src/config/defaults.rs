@@ -15,7 +15,7 @@ use crate::PoolName;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Defaults {
-    /// The pool.
+    /// The pool. Discovered VMs whose memory is bound to nodes of a pool belong to that one instead.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pool: Option<PoolName>,
     /// How a VM's size is changed.
@@ -87,6 +87,7 @@ impl Defaults {
             ..of
         };
         VmConfig {
+            pool: vm.pool.or_else(|| self.pool.clone()),
             share: self.share.unwrap_or(vm.share),
             slowdown_max_percent: self.slowdown_max_percent,
             oom_mib: self.oom_mib.unwrap_or(vm.oom_mib),

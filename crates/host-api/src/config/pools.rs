@@ -254,10 +254,12 @@ impl Config {
                 }
             }
         }
-        if many && self.discover.is_some() {
+        if let Some(named) = &self.defaults.pool
+            && !names.contains(named)
+        {
             return Err(wrong(
-                "discover is set beside several pools",
-                "describe each VM as [vm.NAME] with its pool",
+                format!("defaults.pool = {:?} is not there", named.0),
+                "set it to the name of a [[pool]]",
             ));
         }
         for (name, vm) in &self.vms {

@@ -293,10 +293,11 @@ fn bad_pools_are_named_with_line_and_hint() {
         assert!(said.contains(want) && !said.contains('\n'), "{bad}: {said}");
     }
     let discovered = format!("discover = \"libvirt\"\n{POOLS}");
+    checked(&discovered).unwrap();
+    let absent = checked(&format!("{discovered}[defaults]\npool = \"s9\"\n")).unwrap_err();
     assert!(
-        checked(&discovered)
-            .unwrap_err()
-            .contains("discover is set beside")
+        absent.contains("defaults.pool = \"s9\" is not there"),
+        "{absent}"
     );
     let nameless = GOOD.replace("slow_mib = 4000", "slow_all_but_mib = 1");
     assert!(checked(&nameless).unwrap_err().contains("without nodes"));
@@ -353,6 +354,18 @@ fn a_vm_takes_defaults_for_what_it_does_not_set() {
         ),
         (7, 40, 64)
     );
+    // The pool to whose nodes it is bound takes precedence.
+    let named = |name: &str| Some(PoolName(name.into()));
+    let defaults = Defaults {
+        pool: named("s0"),
+        ..Defaults::default()
+    };
+    let bound = VmConfig {
+        pool: named("s1"),
+        ..found.clone()
+    };
+    assert_eq!(defaults.apply(found).pool, named("s0"));
+    assert_eq!(defaults.apply(bound).pool, named("s1"));
 }
 
 #[test]

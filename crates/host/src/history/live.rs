@@ -85,7 +85,9 @@ async fn a_hot_eighth_is_promoted() {
     let before = own_cpu();
     let mine = damon.take(&name).unwrap();
     let vm = &config.vms[&name];
-    let (mut tiering, reports) = HistoryTiering::start(root, vm, memory, mine).unwrap();
+    // Without nodes of a pool the machine's are taken.
+    let nodes = PerTier::default();
+    let (mut tiering, reports) = HistoryTiering::start(root, vm, memory, &nodes, mine).unwrap();
     let deadline = || Instant::now() + Duration::from_secs(20);
     let set = tiering.set(Tier::Fast, ByteCount(FAST), deadline()).await;
     println!("{:?}", set.unwrap());

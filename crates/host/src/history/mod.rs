@@ -34,7 +34,7 @@ use demeter_linux::maps::{MapsError, Vma, VmaKind, read_maps};
 use demeter_linux::nodes::{NodesError, Pair, Topology};
 use demeter_linux::pages::{LivePages, Pages, PagesError};
 use demeter_policy::engine::Misuse;
-use demeter_policy::{ByteCount, GuestVirtAddr, Pid, Tier, TierBytes, VirtRange};
+use demeter_policy::{ByteCount, GuestVirtAddr, NodeId, PerTier, Pid, Tier, TierBytes, VirtRange};
 use demeter_proto::shown;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, sleep, timeout_at};
@@ -172,6 +172,21 @@ impl VmMemory {
     }
 }
 
+/// The two nodes of a pool between which memory moves: its first fast one, and the largest slow one.
+fn pair(topology: &Topology, nodes: &PerTier<Vec<NodeId>>) -> Result<Pair, NodesError> {
+    let size = |node: &&NodeId| {
+        let found = topology.nodes.iter().find(|of| of.id == **node);
+        found.map(|of| of.total)
+    };
+    // Of equal ones the first, as in `TierOrder::pair`.
+    let slow = nodes.slow.iter().rev().max_by_key(size);
+    match (nodes.fast.first(), slow) {
+        (Some(&fast), Some(&slow)) => Ok(Pair { fast, slow }),
+        // A pool that names no nodes has those of the machine, unless there are none.
+        _ => Ok(topology.order()?.pair),
+    }
+}
+
 /// Sorts ranges and merges those that touch or overlap.
 fn joined(mut ranges: Vec<VirtRange>) -> Vec<VirtRange> {
     ranges.sort_unstable();
@@ -221,15 +236,16 @@ pub(crate) struct HistoryTiering {
 }
 
 impl HistoryTiering {
-    /// Acquires DAMON for a VM and starts the thread. Also returns its reports.
+    /// Acquires DAMON for a VM and starts the thread. `nodes` are those of the VM's pool. Also returns
+    /// its reports.
     pub fn start(
         root: &Path,
         config: &VmConfig,
         memory: VmMemory,
+        nodes: &PerTier<Vec<NodeId>>,
         damon: look::Mine,
     ) -> Result<(Self, watch::Receiver<HistoryState>), HistoryError> {
-        let topology = Topology::read(root)?;
-        let tiers = topology.order()?.pair;
+        let tiers = pair(&Topology::read(root)?, nodes)?;
         let bits = DamonBits::new(root, damon, &memory)?;
         Self::with(
             root,

@@ -11,6 +11,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::VmName;
 use crate::config::Config;
+use crate::hard_limit::tests::FakeRoot;
 use crate::outside::Outside;
 use crate::testing::FakeVm;
 
@@ -418,4 +419,31 @@ fn vms_share_damon_and_the_last_gives_it_back() {
     assert_eq!(kdamonds(), "0");
     drop(damon.take(&vm("a")).unwrap());
     assert_eq!(kdamonds(), "0", "it can be taken again");
+}
+
+#[test]
+fn memory_moves_between_nodes_of_its_pool() {
+    let root = FakeRoot::new();
+    root.has_nodes(&[(0, "0"), (1, "1"), (2, ""), (3, ""), (5, "")]);
+    let meminfo = root.path().join("sys/devices/system/node/node5/meminfo");
+    fs::write(
+        meminfo,
+        "Node 5 MemTotal: 8388608 kB\nNode 5 MemFree: 1 kB\n",
+    )
+    .unwrap();
+    let topology = Topology::read(root.path()).unwrap();
+    let pair = |fast: &[u32], slow: &[u32]| {
+        let nodes = |of: &[u32]| of.iter().copied().map(NodeId).collect();
+        let pool = PerTier {
+            fast: nodes(fast),
+            slow: nodes(slow),
+        };
+        let Pair { fast, slow } = pair(&topology, &pool).unwrap();
+        (fast.0, slow.0)
+    };
+    assert_eq!(pair(&[1], &[3]), (1, 3));
+    assert_eq!(pair(&[1], &[2, 3]), (1, 2), "the first of equal ones");
+    assert_eq!(pair(&[1], &[2, 5]), (1, 5), "the largest");
+    let of_machine = topology.order().unwrap().pair;
+    assert_eq!(pair(&[], &[]), (of_machine.fast.0, of_machine.slow.0));
 }

@@ -20,6 +20,6 @@ pub use map::{MemoryMap, Overlap, Piece};
 pub(crate) use named::{NamedFile, named_files};
 pub(crate) use owners::Owned;
 pub use owners::{FileOwners, Owners};
-pub(crate) use places::{Places, TierAddresses};
+pub(crate) use places::{Addresses, OnNodes, Places};
 pub(crate) use process::pinned_by;
 pub use process::{Mapped, Maps, ProcessError};

@@ -7,7 +7,8 @@
 //! # Approach
 //! The kernel counts a process's pages by mapping and node (`/proc/PID/numa_maps`, numa(7)). A
 //! mapping belongs to the tier whose addresses it overlaps. Two backends never share a mapping.
-//! Counting walks page tables, so it has a time limit, and callers repeat it rarely.
+//! Where the host itself moves memory between its nodes, the nodes are the tiers, so all mappings are
+//! counted together. Counting walks page tables, so it has a time limit, and callers repeat it rarely.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -16,24 +17,38 @@ use std::time::Duration;
 
 use demeter_linux::maps::MapsError;
 use demeter_linux::policies::read_places;
-use demeter_policy::{ByteCount, NodeId, PerTier, Pid, Tier};
+use demeter_policy::{ByteCount, NodeId, PerTier, Pid, Tier, VirtRange};
 
 use crate::hypervisor::{Hypervisor, HypervisorError};
 use crate::outside::MayWait;
 
-/// Resident memory of each tier, by node of the host.
-pub(crate) type Places = PerTier<BTreeMap<NodeId, ByteCount>>;
+/// Resident memory by node of the host.
+pub(crate) type OnNodes = BTreeMap<NodeId, ByteCount>;
+
+/// Where a VM's memory lies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Places {
+    /// Each tier has memory of its own.
+    OfTiers(PerTier<OnNodes>),
+    /// The tiers are the host's nodes.
+    Whole(OnNodes),
+}
 
 /// Time limit for counting a VM's pages. The kernel counts 40 GB of small pages in a second.
 const COUNT_MAX: Duration = Duration::from_secs(2);
 
-/// Addresses of each tier's memory in the hypervisor's process.
+/// Addresses of a VM's memory in the hypervisor's process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct TierAddresses(PerTier<Vec<Range<u64>>>);
+pub(crate) enum Addresses {
+    /// Addresses of each tier.
+    OfTiers(PerTier<Vec<Range<u64>>>),
+    /// Addresses of all memory.
+    Whole(Vec<Range<u64>>),
+}
 
-impl TierAddresses {
+impl Addresses {
     /// Asks the hypervisor for the addresses of the named backends.
-    pub async fn find(
+    pub async fn of_tiers(
         hypervisor: &impl Hypervisor,
         memdev: &PerTier<Option<String>>,
     ) -> Result<Self, HypervisorError> {
@@ -48,35 +63,57 @@ impl TierAddresses {
                 .map(|of| of.host.0..of.host.0.saturating_add(of.guest.len().0));
             *found.get_mut(tier) = ranges.collect();
         }
-        Ok(Self(found))
+        Ok(Self::OfTiers(found))
+    }
+
+    /// All of a VM's memory.
+    pub fn whole(ranges: &[VirtRange]) -> Self {
+        let ranges = ranges.iter().map(|of| of.start().0..of.end().0);
+        Self::Whole(ranges.collect())
     }
 
     /// Counts the process's pages at these addresses, by node. `None` if there was not enough time;
     /// `root` is the parent of /proc.
     pub fn count(&self, root: &Path, pid: Pid, _: &MayWait) -> Result<Option<Places>, MapsError> {
-        let mut places = Places::default();
+        let mut places = match self {
+            Self::OfTiers(_) => Places::OfTiers(PerTier::default()),
+            Self::Whole(_) => Places::Whole(OnNodes::new()),
+        };
+        let mut add = |resident: &[(NodeId, ByteCount)], at: Range<u64>| {
+            if let Some(sums) = self.sums(&mut places, &at) {
+                for (node, bytes) in resident {
+                    let sum = sums.entry(*node).or_default();
+                    sum.0 = sum.0.saturating_add(bytes.0);
+                }
+            }
+        };
         // A line has no end address, but no mapping reaches beyond the next one's start.
         let mut before = None;
         let whole = read_places(root, pid, COUNT_MAX, |place| {
             let start = place.start.0;
             if let Some(before) = before.replace(place) {
-                self.add(&before.resident, before.start.0..start, &mut places);
+                add(&before.resident, before.start.0..start);
             }
         })?;
         if let Some(last) = before {
-            self.add(&last.resident, last.start.0..u64::MAX, &mut places);
+            add(&last.resident, last.start.0..u64::MAX);
         }
         Ok(whole.then_some(places))
     }
 
-    fn add(&self, resident: &[(NodeId, ByteCount)], at: Range<u64>, places: &mut Places) {
-        let overlaps = |of: &Range<u64>| of.start < at.end && at.start < of.end;
-        let is_in = |tier: &Tier| self.0.get(*tier).iter().any(overlaps);
-        if let Some(tier) = Tier::ALL.into_iter().find(is_in) {
-            for (node, bytes) in resident {
-                let sum = places.get_mut(tier).entry(*node).or_default();
-                sum.0 = sum.0.saturating_add(bytes.0);
+    /// The sums to which a mapping belongs, if it is memory of the VM.
+    fn sums<'a>(&self, places: &'a mut Places, mapping: &Range<u64>) -> Option<&'a mut OnNodes> {
+        let overlaps = |of: &Range<u64>| of.start < mapping.end && mapping.start < of.end;
+        match (self, places) {
+            (Self::OfTiers(of), Places::OfTiers(sums)) => {
+                let is_in = |tier: &Tier| of.get(*tier).iter().any(overlaps);
+                let tier = Tier::ALL.into_iter().find(is_in)?;
+                Some(sums.get_mut(tier))
             }
+            (Self::Whole(ranges), Places::Whole(sums)) => {
+                ranges.iter().any(overlaps).then_some(sums)
+            }
+            _ => None,
         }
     }
 }
@@ -84,6 +121,8 @@ impl TierAddresses {
 #[cfg(test)]
 mod tests {
     use std::fs;
+
+    use demeter_policy::GuestVirtAddr;
 
     use super::*;
 
@@ -110,7 +149,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir_all(root.path().join("proc/9")).unwrap();
         fs::write(root.path().join("proc/9/numa_maps"), MAPS).unwrap();
-        let addresses = TierAddresses(PerTier {
+        let addresses = Addresses::OfTiers(PerTier {
             // The guest has it in two runs, and the hypervisor in one mapping.
             fast: vec![at(0x7f00_0000_0000, 1 << 22), at(0x7f00_0040_0000, 1 << 22)],
             // The kernel has split the mapping.
@@ -118,9 +157,18 @@ mod tests {
         });
         let wait = MayWait::in_a_test();
         let places = addresses.count(root.path(), Pid(9), &wait).unwrap();
-        let places = places.unwrap();
-        assert_eq!(places.fast, pages(&[(0, 16), (2, 4)]));
-        assert_eq!(places.slow, pages(&[(1, 2), (2, 8)]));
+        let of_tiers = PerTier {
+            fast: pages(&[(0, 16), (2, 4)]),
+            slow: pages(&[(1, 2), (2, 8)]),
+        };
+        assert_eq!(places, Some(Places::OfTiers(of_tiers)));
+        let all =
+            [(0x7f00_0000_0000, 1 << 23), (0x7f00_0100_0000, 1 << 23)].map(|(start, bytes)| {
+                VirtRange::new(GuestVirtAddr(start), GuestVirtAddr(start + bytes)).unwrap()
+            });
+        let whole = Addresses::whole(&all).count(root.path(), Pid(9), &wait);
+        let sum = pages(&[(0, 16), (1, 2), (2, 12)]);
+        assert_eq!(whole.unwrap(), Some(Places::Whole(sum)));
         let gone = addresses.count(root.path(), Pid(8), &wait);
         assert!(matches!(gone, Err(MapsError::Gone(Pid(8)))), "{gone:?}");
     }

@@ -16,7 +16,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use demeter_http::Peer;
 use demeter_policy::provision::{self, Policy};
-use demeter_policy::{ByteCount, MIB, Tier, TierBytes};
+use demeter_policy::{ByteCount, MIB, NodeId, PerTier, Tier, TierBytes};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
@@ -134,7 +134,6 @@ impl Deciding {
         config_out.send_replace(Arc::new(config.clone()));
         let mut deciding = Self {
             controller,
-            pools,
             evacuates: false,
             policy: ledger.policy.unwrap_or(config.policy),
             policy_chosen: ledger.policy.is_some(),
@@ -143,9 +142,13 @@ impl Deciding {
             commands: config
                 .vms
                 .iter()
-                .map(|(name, vm)| (name.clone(), tasks.start(name, vm)))
+                .map(|(name, vm)| {
+                    let nodes = nodes_of(&config, &pools, vm);
+                    (name.clone(), tasks.start(name, vm, nodes))
+                })
                 .collect(),
             tasks,
+            pools,
             found,
             left: BTreeMap::new(),
             config,
@@ -367,6 +370,7 @@ impl Deciding {
             accounts: self.controller.accounts(),
             marks: self.controller.marks(),
             settings: self.settings.clone(),
+            pools: self.pools_of_found(),
         };
         let store = self.store.clone();
         let saving = self
@@ -394,6 +398,16 @@ impl Deciding {
 fn sizes(pools: &BTreeMap<PoolName, Pool>) -> BTreeMap<PoolName, TierBytes> {
     let size = |(name, pool): (&PoolName, &Pool)| (name.clone(), pool.sizes);
     pools.iter().map(size).collect()
+}
+
+/// The host's nodes of a VM's pool; empty if unknown.
+fn nodes_of(
+    config: &Config,
+    pools: &BTreeMap<PoolName, Pool>,
+    vm: &VmConfig,
+) -> PerTier<Vec<NodeId>> {
+    let pool = config.pool_of(vm).and_then(|pool| pools.get(pool));
+    pool.map(|pool| pool.nodes.clone()).unwrap_or_default()
 }
 
 /// The beginning of a line about a pool, if it has a name.

@@ -31,12 +31,16 @@ fn ledger() -> impl Strategy<Value = Ledger> {
     )
         .prop_map(|(policy, accounts): (_, BTreeMap<VmName, Account>)| {
             let marked = accounts.keys().step_by(2);
+            let in_pools = accounts.keys().skip(1).step_by(2);
             Ledger {
                 policy,
                 marks: marked
                     .map(|name| (name.clone(), "it lies".into()))
                     .collect(),
                 settings: settings(policy.is_some()),
+                pools: in_pools
+                    .map(|name| (name.clone(), PoolName("s1".into())))
+                    .collect(),
                 accounts,
             }
         })
@@ -114,8 +118,8 @@ fn what_is_no_state_is_refused_with_the_way_out() {
         fs::write(&path, text).unwrap();
         Store::open(&path).unwrap_err().to_string()
     };
-    let future = says("{\"version\": 3, \"tenants\": []}");
-    assert!(future.contains("has version 3"), "{future}");
+    let future = says("{\"version\": 4, \"tenants\": []}");
+    assert!(future.contains("has version 4"), "{future}");
     let account =
         "\"desired_fast_bytes\": 1, \"desired_slow_bytes\": 1, \"committed_fast_bytes\": 1";
     for text in [
@@ -141,19 +145,31 @@ fn what_is_no_state_is_refused_with_the_way_out() {
 }
 
 #[test]
-fn an_older_release_can_read_a_file_without_settings() {
+fn an_older_release_can_read_a_file_without_its_newer_parts() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("host.json");
     let (store, mut ledger) = Store::open(&path).unwrap();
-    let mut version_with = |settings| {
+    let name: VmName = "db".parse().unwrap();
+    let account = Account {
+        desired: TierBytes::default(),
+        committed: TierBytes::default(),
+    };
+    ledger.accounts.insert(name.clone(), account);
+    let mut version_with = |settings, pool: Option<&str>| {
         ledger.settings = settings;
+        let pool = pool.map(|pool| (name.clone(), PoolName(pool.into())));
+        ledger.pools = pool.into_iter().collect();
         store.save(&ledger).unwrap();
         let text = fs::read_to_string(&path).unwrap();
         let text: serde_json::Value = serde_json::from_str(&text).unwrap();
         (text["version"].as_u64().unwrap(), text["settings"].clone())
     };
-    assert_eq!(version_with(settings(true)).0, 2);
-    assert_eq!(version_with(settings(false)), (1, serde_json::Value::Null));
+    assert_eq!(version_with(settings(false), Some("s1")).0, 3);
+    assert_eq!(version_with(settings(true), None).0, 2);
+    assert_eq!(
+        version_with(settings(false), None),
+        (1, serde_json::Value::Null)
+    );
 }
 
 #[test]

@@ -35,9 +35,9 @@ impl Has {
         };
         let (fast, slow) = (cell(0, Tier::Fast), cell(1, Tier::Slow));
         let agent = self.agent.display();
-        let own = &state.metadata;
+        let (own, tune) = (&state.metadata, &state.numatune);
         format!(
-            "<domain type='qemu' id='1'><name>db</name><metadata>{own}</metadata><cpu><numa>{fast}{slow}</numa></cpu><devices>\
+            "<domain type='qemu' id='1'><name>db</name><metadata>{own}</metadata><numatune>{tune}</numatune><cpu><numa>{fast}{slow}</numa></cpu><devices>\
              <channel type='unix'><source path='{agent}'/><target name='org.demeter.0'/></channel>\
              </devices></domain>"
         )

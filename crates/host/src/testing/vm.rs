@@ -118,6 +118,8 @@ pub(crate) struct State {
     pub(super) plugged_devices: usize,
     /// Content of its domain's `<metadata>`.
     pub metadata: String,
+    /// Content of its domain's `<numatune>`.
+    pub numatune: String,
     /// Lays memory out without a hole, like a Cloud Hypervisor VM that ends below 3 GiB.
     pub(super) in_one_run: bool,
 }
@@ -166,6 +168,7 @@ impl State {
             upon_status: None,
             plugged_devices: 0,
             metadata: String::new(),
+            numatune: String::new(),
             in_one_run: false,
         }
     }

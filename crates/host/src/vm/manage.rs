@@ -18,7 +18,7 @@ use crate::config::Manage;
 use crate::controller::{Observation, PATIENCE};
 use crate::history::{HistoryError, HistoryTiering, VmMemory};
 use crate::hypervisor::{AgentSocket, Channel, Connection, Hypervisor, HypervisorError};
-use crate::memory::{LiveBacking, MemoryError};
+use crate::memory::{Addresses, LiveBacking, MemoryError};
 use crate::process::Opener;
 use crate::provisioner::balloon::Balloon;
 use crate::provisioner::virtio_balloon::VirtioBalloon;
@@ -75,7 +75,7 @@ impl VmTask {
         }
         // Ends with this function.
         let mut placing = JoinSet::new();
-        placing.spawn(self.placing(connection).run());
+        placing.spawn(self.placing(connection, None).run());
         match (self.config.provisioner, agent) {
             (ProvisionerKind::DemeterBalloon, Some(agent)) => {
                 let backing = self.backing(connection).await?;
@@ -112,12 +112,18 @@ impl VmTask {
         }
     }
 
-    fn placing<H: Hypervisor>(&self, connection: &Connection<H>) -> Placing<H> {
+    /// `addresses` are those of its memory, if known.
+    fn placing<H: Hypervisor>(
+        &self,
+        connection: &Connection<H>,
+        addresses: Option<Addresses>,
+    ) -> Placing<H> {
         Placing {
             name: self.name.clone(),
             hypervisor: connection.hypervisor.clone(),
             process: connection.process,
             memdev: PerTier::from_fn(|tier| self.config.memdev(tier)),
+            addresses,
             files: self.files.clone(),
             counts: self.counts.clone(),
             news: self.news.clone(),
@@ -132,14 +138,19 @@ impl VmTask {
     ) -> Result<Cut, End> {
         let root = self.files.root.clone();
         let memory = VmMemory::find(&root, &self.outside, connection).await?;
+        let addresses = Addresses::whole(&memory.ranges);
         let (damon, name, config) = (self.damon.clone(), self.name.clone(), self.config.clone());
+        let nodes = self.nodes.clone();
         let starting = self
             .outside
             .ask_within(COUNT_MAX, "counting the VM's pages", move |_| {
                 let damon = damon.take(&name).map_err(HistoryError::from)?;
-                HistoryTiering::start(&root, &config, memory, damon)
+                HistoryTiering::start(&root, &config, memory, &nodes, damon)
             });
         let (mut tiering, reports) = starting.await??;
+        // Ends with this function.
+        let mut placing = JoinSet::new();
+        placing.spawn(self.placing(connection, Some(addresses)).run());
         let mut watch = Watch {
             events: &mut connection.events,
             guest,

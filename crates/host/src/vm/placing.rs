@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::News;
 use crate::VmName;
 use crate::hypervisor::Hypervisor;
-use crate::memory::{HostFiles, Places, TierAddresses};
+use crate::memory::{Addresses, HostFiles, Places};
 use crate::outside::{LIMIT, Outside};
 use crate::process::PeerProcess;
 
@@ -55,6 +55,8 @@ pub(super) struct Placing<H> {
     pub hypervisor: H,
     pub process: PeerProcess,
     pub memdev: PerTier<Option<String>>,
+    /// Addresses of its memory, if known.
+    pub addresses: Option<Addresses>,
     pub files: HostFiles,
     pub counts: Counts,
     pub news: mpsc::Sender<(VmName, News)>,
@@ -62,15 +64,14 @@ pub(super) struct Placing<H> {
 
 impl<H: Hypervisor> Placing<H> {
     /// Counts and reports until it is dropped or nobody listens.
-    pub async fn run(self) {
-        // They stay the same as long as the connection. Asking costs QEMU and us more than counting.
-        let mut addresses = None;
+    pub async fn run(mut self) {
         loop {
-            if addresses.is_none() {
-                let found = TierAddresses::find(&self.hypervisor, &self.memdev).await;
-                addresses = found.ok();
+            // They stay the same as long as the connection. Asking costs QEMU and us more than counting.
+            if self.addresses.is_none() {
+                let found = Addresses::of_tiers(&self.hypervisor, &self.memdev).await;
+                self.addresses = found.ok();
             }
-            let places = match &addresses {
+            let places = match &self.addresses {
                 Some(addresses) => self.count(addresses).await,
                 None => None,
             };
@@ -83,7 +84,7 @@ impl<H: Hypervisor> Placing<H> {
     }
 
     /// The memory of each tier by node; `None` if it cannot be counted.
-    async fn count(&self, addresses: &TierAddresses) -> Option<Places> {
+    async fn count(&self, addresses: &Addresses) -> Option<Places> {
         if let Some(due) = self.counts.due() {
             sleep_until(due).await;
         }

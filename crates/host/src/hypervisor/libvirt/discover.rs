@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use demeter_policy::provision::ProvisionerKind;
-use demeter_policy::{ByteCount, MIB, TierBytes};
+use demeter_policy::{ByteCount, MIB, NodeId, PerTier, TierBytes};
 use demeter_proto::shown;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout_at};
@@ -37,6 +37,8 @@ pub(crate) struct Domains {
 pub(crate) struct FoundDomain {
     /// The VM as its hardware says.
     pub config: VmConfig,
+    /// The host's nodes that each tier's memory is bound to; empty if it may lie anywhere.
+    pub bound: PerTier<Vec<NodeId>>,
     /// Values that its owner sets in its XML.
     pub own: VmChange,
 }
@@ -124,14 +126,12 @@ fn managed(domain: &str, facts: &Facts) -> Result<(VmName, FoundDomain), String>
     let tiers = facts.tiers().map_err(|why| {
         format!("{why}; give it a section with libvirt = {domain:?}, fast.node and slow.node")
     })?;
-    let size = |tier| {
-        let of_tier = facts
-            .cells
-            .iter()
-            .find(|cell| cell.node == *tiers.get(tier));
-        of_tier.map(|cell| cell.size).unwrap_or_default()
+    let cell = |tier| {
+        let mut cells = facts.cells.iter();
+        cells.find(|cell| cell.node == *tiers.get(tier))
     };
-    let sizes = TierBytes::from_fn(size);
+    let sizes = TierBytes::from_fn(|tier| cell(tier).map(|of| of.size).unwrap_or_default());
+    let bound = PerTier::from_fn(|tier| cell(tier).map(|of| of.bound.clone()).unwrap_or_default());
     let of_domain = |kind| {
         let mut config = VmConfig::of_domain(&name, kind, sizes);
         config.fast.node = Some(tiers.fast.0);
@@ -158,12 +158,12 @@ fn managed(domain: &str, facts: &Facts) -> Result<(VmName, FoundDomain), String>
     for config in [&config, &own.apply(config.clone())] {
         config.check(&name).map_err(|error| error.bare())?;
     }
-    Ok((name, FoundDomain { config, own }))
+    Ok((name, FoundDomain { config, bound, own }))
 }
 
 #[cfg(test)]
 mod tests {
-    use demeter_policy::{PerTier, Tier};
+    use demeter_policy::Tier;
 
     use super::*;
 
@@ -196,6 +196,43 @@ mod tests {
         ] {
             let said = domain(own).unwrap_err();
             assert!(said.contains(why), "{said}");
+        }
+    }
+
+    #[test]
+    fn cells_are_bound_as_libvirt_does_it() {
+        let bound = |tune: &str| {
+            let xml = format!(
+                "<domain><numatune>{tune}</numatune><cpu><numa>\
+                 <cell id='0' memory='64' unit='MiB' memAccess='shared'/>\
+                 <cell id='1' memory='128' unit='MiB' memAccess='shared'/></numa></cpu><devices>\
+                 <channel type='unix'><target name='org.demeter.0'/></channel></devices></domain>"
+            );
+            let (_, found) = super::managed("db", &Facts::read(&xml).unwrap()).unwrap();
+            let numbers = |tier| {
+                let nodes = found.bound.get(tier).iter();
+                nodes.map(|node| node.0).collect::<Vec<_>>()
+            };
+            (numbers(Tier::Fast), numbers(Tier::Slow))
+        };
+        let memnode = |cell, mode, nodes| {
+            format!("<memnode cellid='{cell}' mode='{mode}' nodeset='{nodes}'/>")
+        };
+        assert_eq!(bound(""), (vec![], vec![]));
+        let both = memnode(0, "strict", "0-1") + &memnode(1, "interleave", "2");
+        assert_eq!(bound(&both), (vec![0, 1], vec![2]));
+        // Nodes of the domain hold for cells without their own.
+        let of_domain = "<memory mode='strict' nodeset='4-5'/>";
+        let one = of_domain.to_owned() + &memnode(0, "strict", "0");
+        assert_eq!(bound(&one), (vec![0], vec![4, 5]));
+        let preferred = of_domain.to_owned() + &memnode(0, "preferred", "0");
+        assert_eq!(bound(&preferred), (vec![], vec![4, 5]));
+        for unknown in [
+            "<memory mode='strict' placement='auto'/>",
+            "<memory mode='strict' nodeset='0-3,^2'/>",
+            "<memory mode='strict' nodeset='none'/>",
+        ] {
+            assert_eq!(bound(unknown), (vec![], vec![]), "{unknown}");
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use demeter_linux::nodes::parse_list;
 use demeter_policy::provision::ProvisionerKind;
 use demeter_policy::{ByteCount, NodeId, PerTier, Tier};
 use demeter_proto::shown;
@@ -30,10 +31,12 @@ pub(crate) struct Facts {
 }
 
 /// A NUMA cell of the guest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Cell {
     pub node: NodeId,
     pub size: ByteCount,
+    /// The host's nodes that its memory is bound to; empty if it may lie anywhere.
+    pub bound: Vec<NodeId>,
     /// Whether other processes may map its memory.
     pub shared: bool,
     /// Whether it has CPUs.
@@ -63,7 +66,7 @@ impl Facts {
     /// reason why they are unknown.
     pub(crate) fn tiers(&self) -> Result<PerTier<NodeId>, String> {
         let with_cpus = self.cells.iter().filter(|cell| cell.has_cpus).count();
-        match self.cells[..] {
+        match &self.cells[..] {
             [a, b] if with_cpus <= 1 => Ok(match b.has_cpus {
                 true => PerTier {
                     fast: b.node,
@@ -113,6 +116,7 @@ impl Facts {
             };
             cells.push(Cell {
                 node: NodeId(node),
+                bound: bound(domain, node),
                 size: size(cell.attribute("memory"), cell.attribute("unit")).ok_or_else(wrong)?,
                 shared: match cell.attribute("memAccess") {
                     Some(access) => access == "shared",
@@ -182,6 +186,27 @@ pub(super) fn cells_of<'a, 'input>(
         .into_iter()
         .flat_map(|numa| numa.children());
     cells.filter(|of| of.has_tag_name("cell"))
+}
+
+/// The host's nodes that a cell's memory is bound to: its own `<memnode>`, or else the domain's `<memory>`. A preferred
+/// node binds nothing.
+fn bound(domain: Node, cell: u32) -> Vec<NodeId> {
+    let tune = child(domain, &["numatune"]);
+    let is_of_cell = |of: &Node| {
+        let of_cell = of.attribute("cellid").and_then(|id| id.parse().ok());
+        of.has_tag_name("memnode") && of_cell == Some(cell)
+    };
+    let own = tune.and_then(|tune| tune.children().find(is_of_cell));
+    let of_domain = || child(tune?, &["memory"]);
+    let Some(by) = own.or_else(of_domain) else {
+        return vec![];
+    };
+    let nodes = by.attribute("nodeset").unwrap_or_default();
+    // libvirt writes the nodes of a running domain without exclusions (`^`).
+    if by.attribute("mode") == Some("preferred") || nodes.contains('^') {
+        return vec![];
+    }
+    parse_list(nodes).into_iter().map(NodeId).collect()
 }
 
 /// The first element at a path below another.

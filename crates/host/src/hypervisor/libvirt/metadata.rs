@@ -2,7 +2,7 @@
 //!
 //! ```xml
 //! <metadata>
-//!   <demeter:vm xmlns:demeter="urn:demeter:vm:1" share="300">
+//!   <demeter:vm xmlns:demeter="urn:demeter:vm:1" share="300" pool="socket0">
 //!     <demeter:fast guarantee_mib="512" limit_mib="4096"/>
 //!   </demeter:vm>
 //! </metadata>
@@ -14,6 +14,7 @@ use demeter_proto::shown;
 use roxmltree::Node;
 
 use super::domain::child;
+use crate::PoolName;
 use crate::config::{TierDefaults, VmChange};
 
 /// The namespace of the element; libvirt keeps one element for each.
@@ -36,6 +37,7 @@ pub(super) fn read(domain: Node) -> Result<VmChange, String> {
             "slowdown_max_percent" => {
                 change.slowdown_max_percent = Some(number(element, attribute.name())?);
             }
+            "pool" => change.pool = Some(PoolName(attribute.value().into())),
             other => return Err(unknown(other)),
         }
     }
@@ -73,7 +75,7 @@ fn number<T: std::str::FromStr>(element: Node, name: &str) -> Result<T, String> 
 
 fn unknown(name: &str) -> String {
     format!(
-        "its metadata has {:?}; give share or slowdown_max_percent, and in elements fast and slow \
+        "its metadata has {:?}; give share, slowdown_max_percent or pool, and in elements fast and slow \
          guarantee_mib or limit_mib",
         shown(name)
     )
@@ -98,7 +100,7 @@ mod tests {
         let other = "<x:vm xmlns:x='http://example.org' share='no number'/>";
         assert_eq!(read(other), Ok(VmChange::default()));
         let full = element(
-            "share='300' slowdown_max_percent='10'",
+            "share='300' slowdown_max_percent='10' pool='s0'",
             "<d:fast guarantee_mib='512' limit_mib='4096'/>\n<d:slow guarantee_mib='1024'/>",
         );
         let change = read(&(other.to_owned() + &full)).unwrap();
@@ -106,6 +108,7 @@ mod tests {
             (change.share, change.slowdown_max_percent),
             (Some(300), Some(10))
         );
+        assert_eq!(change.pool, Some(PoolName("s0".into())));
         assert_eq!(
             (change.fast.guarantee_mib, change.fast.limit_mib),
             (Some(512), Some(4096))

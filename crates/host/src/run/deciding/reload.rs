@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use demeter_policy::provision::Policy;
+use demeter_policy::{NodeId, PerTier};
 
-use super::{Deciding, limits, sizes, unix_ms};
+use super::{Deciding, limits, nodes_of, sizes, unix_ms};
 use crate::api::ChangeError;
-use crate::config::{Config, KeyChange, Pool, VmConfig};
+use crate::config::{Config, KeyChange, Manage, Pool, VmConfig};
 use crate::controller::{Account, Observation};
 use crate::run::check_descriptors;
 use crate::run::facts::VmFacts;
@@ -66,7 +67,11 @@ impl Deciding {
         }
         // VMs of a pool that goes, or that change their pool, take their accounts along.
         let (accounts, marks) = (self.controller.accounts(), self.controller.marks());
-        self.pools = pools;
+        let pools_before = std::mem::replace(&mut self.pools, pools);
+        let nodes_before = |vm: &VmConfig| {
+            let pool = old.pool_of(vm).and_then(|pool| pools_before.get(pool));
+            pool.map(|pool| pool.nodes.clone()).unwrap_or_default()
+        };
         self.controller.set(&sizes(&self.pools));
         for (name, now) in &new.vms {
             match old.vms.get(name) {
@@ -75,9 +80,17 @@ impl Deciding {
                     let is_resized = size(&old_file) != size(&self.file);
                     if before != now {
                         self.change(name, before, now, is_resized);
+                    } else if now.manage != Manage::Agent && self.nodes_of(now) != nodes_before(now)
+                    {
+                        // The thread that moves its memory knows the old nodes.
+                        self.start_task(name, now);
+                        self.observe(name, Observation::Lost);
                     }
                 }
-                _ => self.place(name, now, accounts.get(name).copied(), marks.get(name)),
+                _ => {
+                    self.found.remove(name);
+                    self.place(name, now, accounts.get(name).copied(), marks.get(name));
+                }
             }
         }
         if !self.policy_chosen {
@@ -109,13 +122,32 @@ impl Deciding {
     fn pools_of(&self, new: &Config) -> Result<BTreeMap<PoolName, Pool>, String> {
         let pools = new.pools_in(&self.source, &self.tasks.files.root);
         let pools = pools.map_err(|error| error.to_string())?;
-        if !self.found.is_empty() && !pools.keys().eq(self.pools.keys()) {
-            return Err(
-                "pool.name has changed, and discovered VMs use the pool; start the controller again"
-                    .into(),
-            );
+        for name in self.found.keys() {
+            let pool = self.controller.pool_of(name);
+            if let Some(pool) = pool.filter(|pool| !pools.contains_key(*pool)) {
+                return Err(format!(
+                    "discovered VM {name} is in pool {:?}, which this file does not have; keep the pool's name, or \
+                     start the controller again",
+                    pool.0
+                ));
+            }
         }
         Ok(pools)
+    }
+
+    /// The host's nodes of a VM's pool.
+    fn nodes_of(&self, vm: &VmConfig) -> PerTier<Vec<NodeId>> {
+        nodes_of(&self.config, &self.pools, vm)
+    }
+
+    /// Puts other values of a discovered VM into use. It takes its account along to another pool.
+    pub(super) fn put(&mut self, name: &VmName, before: &VmConfig, now: &VmConfig) {
+        if self.controller.pool_of(name) == self.config.pool_of(now) {
+            return self.change(name, before, now, false);
+        }
+        let account = self.controller.accounts().get(name).copied();
+        let mark = self.controller.marks().remove(name);
+        self.place(name, now, account, mark.as_ref());
     }
 
     /// Changes a VM that stays in its pool. `is_resized` is whether the file has another size.
@@ -153,7 +185,6 @@ impl Deciding {
         kept: Option<Account>,
         mark: Option<&String>,
     ) {
-        self.found.remove(name);
         self.controller.remove(name);
         let pool = self.config.pool_of(vm).cloned().unwrap_or_default();
         let added = self
@@ -170,9 +201,10 @@ impl Deciding {
     }
 
     /// Starts a VM's task. A former one ends, because its sender is dropped.
-    fn start_task(&mut self, name: &VmName, vm: &VmConfig) {
+    pub(super) fn start_task(&mut self, name: &VmName, vm: &VmConfig) {
+        let nodes = self.nodes_of(vm);
         self.commands
-            .insert(name.clone(), self.tasks.start(name, vm));
+            .insert(name.clone(), self.tasks.start(name, vm, nodes));
         self.facts.insert(name.clone(), VmFacts::new(vm));
     }
 }

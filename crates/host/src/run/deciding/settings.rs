@@ -73,7 +73,7 @@ impl Deciding {
         self.take_over(file, used, self.pools.clone());
         match (before, found) {
             (Some(before), Some(now)) => {
-                self.change(name, &before, &now, false);
+                self.put(name, &before, &now);
                 self.fit();
             }
             (Some(before), None) => {
@@ -126,20 +126,26 @@ impl Deciding {
         name: &VmName,
         vm: &VmConfig,
     ) -> Result<(), String> {
-        let pool = config.pool_of(vm).cloned().unwrap_or_default();
+        let Some(pool) = config.pool_of(vm) else {
+            let named = vm.pool.clone().unwrap_or_default();
+            return Err(format!(
+                "pool {:?} is not there; name a [[pool]] of the file",
+                named.0
+            ));
+        };
         let is_new = self.controller.vm(name).is_none();
         let (needs, of): (_, fn(&VmStatus) -> TierBytes) = match self.policy {
             Policy::Static if is_new => (vm.sizes(), |vm| vm.desired),
             _ => (vm.guarantees(), |vm| vm.limits.guarantee),
         };
-        let room = self.left_by_others(&pool, name, of);
+        let room = self.left_by_others(pool, name, of);
         for tier in Tier::ALL {
             let missing = needs.get(tier).0.saturating_sub(room.get(tier).0);
             if missing > 0 {
                 return Err(format!(
                     "{}VM {name} does not fit: {} MiB of {tier} memory are missing; lower another VM, or enlarge \
                      the pool",
-                    of_pool(&pool),
+                    of_pool(pool),
                     missing.div_ceil(MIB)
                 ));
             }

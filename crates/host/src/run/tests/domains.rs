@@ -1,6 +1,8 @@
 //! VMs of libvirt and of Cloud Hypervisor.
 
+use super::pools::two_pools;
 use super::*;
+use crate::view::LeftAloneView;
 
 /// The section of a libvirt daemon.
 pub(super) fn daemon(vm: &FakeVm, runs: bool) -> String {
@@ -220,4 +222,123 @@ async fn a_domain_whose_xml_is_not_understood_is_left_alone() {
         why.contains("its metadata has \"prio\"; give share"),
         "{why}"
     );
+}
+
+/// A root whose host has a fast and a slow node on each of two sockets.
+fn two_sockets() -> FakeRoot {
+    let root = FakeRoot::new();
+    root.has_nodes(&[(0, "0"), (1, "1"), (2, ""), (3, "")]);
+    root
+}
+
+/// Binds a domain's cells to nodes of the host.
+fn bind(vm: &FakeVm, fast: u32, slow: u32) {
+    let bound = [(0, fast), (1, slow)]
+        .map(|(cell, node)| format!("<memnode cellid='{cell}' mode='strict' nodeset='{node}'/>"));
+    vm.state().numatune = bound.concat();
+}
+
+/// The only managed VM, once it is in this pool.
+async fn in_pool(host: &Host, pool: &str) -> VmView {
+    let end = Instant::now() + Duration::from_secs(20);
+    loop {
+        let view = host.view().await;
+        if let [vm] = &view.vms[..]
+            && vm.pool == pool
+        {
+            return vm.clone();
+        }
+        assert!(Instant::now() < end, "not in {pool}: {view:#?}");
+        sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Memory committed to each pool.
+async fn committed(host: &Host) -> Vec<TierView> {
+    let pools = host.view().await.pools;
+    pools.into_iter().map(|pool| pool.committed).collect()
+}
+
+#[tokio::test]
+async fn a_domain_is_in_the_pool_to_whose_nodes_it_is_bound() {
+    let (vm, root, folder) = (FakeVm::new(SIZE), two_sockets(), folder());
+    bind(&vm, 1, 3);
+    let head = |daemon: &str| format!("discover = \"libvirt\"\n{daemon}");
+    two_pools(&folder, &head(&daemon(&vm, true)), "");
+    let host = Host::start_configured(root.path().into(), folder.clone()).await;
+    in_pool(&host, "s1").await;
+    let (has, none) = (
+        TierView {
+            fast_bytes: 64 * MIB,
+            slow_bytes: 128 * MIB,
+        },
+        TierView::default(),
+    );
+    assert_eq!(committed(&host).await, [none, has]);
+
+    // A command takes precedence over the nodes, and the account moves along.
+    let set = host.ask("PUT /v1/vms/db/settings", "{\"pool\": \"s0\"}");
+    assert!(set.await.starts_with("204"));
+    in_pool(&host, "s0").await;
+    assert_eq!(committed(&host).await, [has, none]);
+    let set = host.ask("PUT /v1/vms/db/settings", "{\"pool\": \"s9\"}");
+    let refused = set.await;
+    assert!(
+        refused.starts_with("409") && refused.contains("pool \\\"s9\\\" is not there"),
+        "{refused}"
+    );
+    let reset = host.ask("DELETE /v1/vms/db/settings", "").await;
+    assert!(reset.starts_with("204"), "{reset}");
+    in_pool(&host, "s1").await;
+    drop(host);
+
+    // Its memory counts in its pool before libvirt answers.
+    two_pools(&folder, &head("libvirt = { socket = \"/nobody\" }\n"), "");
+    let host = Host::start_configured(root.path().into(), folder.clone()).await;
+    assert_eq!(committed(&host).await, [none, has]);
+    // A pool in use is not taken away.
+    let path = folder.path().join("host.toml");
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text.replace("\"s1\"", "\"s2\"")).unwrap();
+    let refused = host.ask("POST /v1/reload", "").await;
+    assert!(
+        refused.starts_with("409") && refused.contains("discovered VM db is in pool"),
+        "{refused}"
+    );
+}
+
+#[tokio::test]
+async fn a_domain_whose_pool_is_unknown_is_told_and_taken_on_once_it_is_named() {
+    let (vm, root, folder) = (FakeVm::new(SIZE), two_sockets(), folder());
+    // One of each socket.
+    bind(&vm, 0, 3);
+    let head = format!("discover = \"libvirt\"\n{}", daemon(&vm, true));
+    two_pools(&folder, &head, "");
+    let host = Host::start_configured(root.path().into(), folder.clone()).await;
+    let left = async || loop {
+        if let [left] = &host.view().await.left_alone[..] {
+            return left.clone();
+        }
+        sleep(Duration::from_millis(5)).await;
+    };
+    let LeftAloneView {
+        name,
+        why,
+        memory_bytes,
+    } = soon(left()).await;
+    assert_eq!((name.as_str(), memory_bytes), ("db", 192 * MIB));
+    assert!(
+        why.starts_with(
+            "its pool is unknown, because its fast memory is bound to node 0 and its slow memory to node 3; bind"
+        ),
+        "{why}"
+    );
+    vm.state().metadata = "<d:vm xmlns:d='urn:demeter:vm:1' pool='s1'/>".into();
+    in_pool(&host, "s1").await;
+    assert_eq!(host.view().await.left_alone, []);
+    // It stays where it is while its metadata names no pool that is there.
+    vm.state().metadata = "<d:vm xmlns:d='urn:demeter:vm:1' pool='s9'/>".into();
+    let why = soon(left()).await.why;
+    assert!(why.contains("its pool \"s9\" is not there"), "{why}");
+    in_pool(&host, "s1").await;
 }

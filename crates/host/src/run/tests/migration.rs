@@ -88,7 +88,7 @@ async fn arrives_holding(held: TierBytes, fast_mib: u64) {
     let folder = folder();
     let vms =
         section("local", &local, "pool = \"s1\"") + &section("arrives", &arrives, "pool = \"s1\"");
-    two_pools(&folder, &vms);
+    two_pools(&folder, "", &vms);
     let host = Host::start_configured(root.path().into(), folder).await;
 
     // Before the switch its hypervisor runs, and no agent speaks. All its memory counts.

@@ -145,8 +145,8 @@ async fn memory_on_a_node_of_another_tier_is_told() {
     assert!(metrics.lines().any(|of| of == line), "{metrics}");
 }
 
-/// Pools of two sockets, with 100 MiB of fast memory each.
-pub(super) fn two_pools(folder: &tempfile::TempDir, vms: &str) {
+/// Pools of two sockets, with 100 MiB of fast memory each. `head` are further keys.
+pub(super) fn two_pools(folder: &tempfile::TempDir, head: &str, vms: &str) {
     let pool = |name: &str, fast: u32, slow: u32| {
         format!(
             "[[pool]]\nname = \"{name}\"\nfast_nodes = \"{fast}\"\nslow_nodes = \"{slow}\"\n\
@@ -154,7 +154,7 @@ pub(super) fn two_pools(folder: &tempfile::TempDir, vms: &str) {
         )
     };
     let text = format!(
-        "socket = \"{0}/host.sock\"\nstate = \"{0}/state.json\"\npolicy = \"shares\"\n{1}{2}{vms}",
+        "socket = \"{0}/host.sock\"\nstate = \"{0}/state.json\"\npolicy = \"shares\"\n{head}{1}{2}{vms}",
         folder.path().display(),
         pool("s0", 0, 2),
         pool("s1", 1, 3)
@@ -172,6 +172,7 @@ async fn two_sockets_are_divided_each_for_itself() {
     let alone = section("left", &left, "pool = \"s0\"");
     two_pools(
         &folder,
+        "",
         &(alone.clone() + &section("right", &right, "pool = \"s1\"")),
     );
     let host = Host::start_configured(root.path().into(), folder.clone()).await;
@@ -193,6 +194,7 @@ async fn two_sockets_are_divided_each_for_itself() {
     // A VM of another pool shares that pool from now on.
     two_pools(
         &folder,
+        "",
         &(alone + &section("right", &right, "pool = \"s0\"")),
     );
     assert!(host.ask("POST /v1/reload", "").await.starts_with("200"));
