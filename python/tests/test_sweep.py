@@ -51,7 +51,7 @@ def test_an_interrupted_sweep_goes_on_from_what_is_done(
 
 def test_what_is_wrong_is_said_before_anything_runs(quick: demeter.Scenario) -> None:
     for grid, says in [
-        ({"workload.hot": [1]}, "unknown field `hot`"),
+        ({"workload.hot": [1]}, "workload.hot is no key of this table"),
         ({"workload.hot_mib": 20}, "workload.hot_mib: give a list"),
         ({"workload.hot_mib": []}, "workload.hot_mib: give a list"),
     ]:

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use demeter_policy::damon::CPU_PERCENT;
 use demeter_policy::{ByteCount, MIB, OutOfBounds, Pid, Share, Tuning};
-use demeter_toml_file::{FileError, TomlFile};
+use demeter_toml_file::{FileError, Kind, TomlFile};
 use serde::de::value::SeqAccessDeserializer;
 use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -172,6 +172,13 @@ pub enum BalloonMode {
     Off,
 }
 
+const KIND: Kind = Kind {
+    name: "configuration",
+    hint: "give --config the path of a TOML file",
+    example: "packaging/guest.toml",
+    reference: "docs/src/reference/guest.md",
+};
+
 /// An error in a configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -205,12 +212,7 @@ pub enum ConfigError {
 impl Config {
     /// Reads a file. Values are checked by [`Self::check`], after flags were applied.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let file = TomlFile::read(
-            "configuration",
-            path,
-            "give --config the path of a TOML file",
-        )?;
-        Ok(file.parse()?)
+        Ok(TomlFile::read(&KIND, path)?.parse()?)
     }
 
     /// Checks values beyond their types.

@@ -9,7 +9,6 @@ mod error;
 mod libvirt;
 mod pools;
 mod settings;
-mod unreadable;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -20,7 +19,7 @@ use demeter_linux::nodes::Topology;
 use demeter_policy::history::HOT_ONES;
 use demeter_policy::provision::{Policy, ProvisionerKind};
 use demeter_policy::{ByteCount, MIB, NodeId, PerTier, Tier, TierBytes};
-use demeter_toml_file::{FileError, TomlFile};
+use demeter_toml_file::{FileError, Kind, TomlFile};
 use serde::{Deserialize, Serialize};
 
 pub use changes::KeyChange;
@@ -32,7 +31,6 @@ pub use settings::{Asked, Setting, Settings, VmChange};
 
 use crate::{PoolName, VmName};
 use error::wrong;
-use unreadable::check_text;
 
 /// Maximum number of VMs on a host.
 pub const VMS_MAX: usize = 1024;
@@ -218,19 +216,17 @@ fn default_oom_mib() -> u64 {
     16
 }
 
-fn read(path: &Path) -> Result<TomlFile, FileError> {
-    TomlFile::read(
-        "configuration",
-        path,
-        "give --config the path of a TOML file",
-    )
-}
+const KIND: Kind = Kind {
+    name: "configuration",
+    hint: "give --config the path of a TOML file",
+    example: "packaging/host.toml",
+    reference: "docs/src/reference/host.md",
+};
 
 impl Config {
     /// Reads and checks a configuration file.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let file = read(path)?;
-        check_text::<Self>(path, file.text())?;
+        let file = TomlFile::read(&KIND, path)?;
         let config = Self::parse(&file)?;
         config
             .check()
@@ -258,8 +254,9 @@ impl Config {
         struct Vms {
             vm: BTreeMap<VmName, VmConfig>,
         }
-        let file = read(path)?;
-        check_text::<Vms>(path, file.text())?;
+        let file = TomlFile::read(&KIND, path)?;
+        // The text itself, because errors then have a line.
+        file.parse::<Vms>()?;
         let mut document = file.parse()?;
         defaults::fill(&mut document, &self.defaults);
         let more: Vms = file.parse_table(document)?;

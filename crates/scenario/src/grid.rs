@@ -4,8 +4,10 @@ use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 
+use demeter_toml_file::parse_table;
 use toml::{Table, Value};
 
+use crate::file::KIND;
 use crate::{Error, Scenario};
 
 /// Maximum number of scenarios in a grid.
@@ -193,9 +195,7 @@ impl Grid {
         let table = self.table(&settings)?;
         let fault =
             |what: &dyn fmt::Display| self.fault(format!("with {}: {what}", text(&settings)));
-        let scenario: Scenario = Value::Table(table)
-            .try_into()
-            .map_err(|error: toml::de::Error| fault(&error.message()))?;
+        let scenario: Scenario = parse_table(&KIND, table).map_err(|what| fault(&what))?;
         scenario.check_keys().map_err(|what| fault(&what))?;
         Ok(Point { settings, scenario })
     }
@@ -284,7 +284,7 @@ mod tests {
     fn what_makes_no_scenario_is_named() {
         for (axis, says) in [
             ("workload.hot=1", "hot"),
-            ("agent.epoch=1", "unknown field `epoch`"),
+            ("agent.epoch=1", "agent.epoch is no key of this table"),
             ("agent.epoch_ms=1", "agent.epoch_ms = 1 is out of bounds"),
             ("workload.hot_mib=50,9000", "hot_mib=9000"),
             ("workload.hot_mib=many", "hot_mib=many"),

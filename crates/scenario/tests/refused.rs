@@ -6,11 +6,11 @@ use demeter_scenario::Scenario;
 
 /// Lines appended to `ci.toml`, joined by `&`, with the error.
 const GUPS: &str = r#"
-nmae = "x" -> unknown field `nmae`, expected one of `name`
+nmae = "x" -> nmae is no key of this table; did you mean `name`?
 name = "../etc/passwd" -> name: 1 to 64 letters, digits, - or _
 name = "" -> name: 1 to 64 letters
 duration_s = 0 -> duration_s = 0: must be 1 to 3600
-duration_s = "60" -> invalid type: string "60", expected u64
+duration_s = "60" -> duration_s is "60"; give a whole number from 0 on
 systems = [] -> systems: name at least one, such as "demeter"
 systems = ["linux", "linux"] -> systems: "linux" stands twice; remove one
 systems = ["tpp"] -> tpp
@@ -21,21 +21,21 @@ settings = [{ system = "damon", name = "a", scan_size_mib = 5 }] -> settings "a"
 settings = [{ system = "damon", name = "a", multi_gen_lru = true }] -> settings "a": multi_gen_lru: damon has no such knob
 settings = [{ system = "linux", name = "a", scan_period_min_ms = 9, scan_period_max_ms = 8 }] -> is above scan_period_max_ms: swap them
 settings = [{ system = "linux", name = "a" }, { system = "linux", name = "a" }] -> settings: "a" of linux stands twice; rename one
-settings = [{ system = "linux", name = "a", thp = "maybe" }] -> unknown variant `maybe`
+settings = [{ system = "linux", name = "a", thp = "maybe" }] -> = "maybe" is unknown; here are: 
 machine.vcpus = 0 -> machine.vcpus = 0: must be 1 to 64
 machine.vcpus = 65 -> machine.vcpus = 65: must be 1 to 64
-machine.thp = "maybe" -> unknown variant `maybe`, expected one of `always`, `madvise`, `never`
+machine.thp = "maybe" -> machine.thp = "maybe" is unknown; here are: always, madvise, never
 machine.fast.usable_mib = 0 -> machine.fast.usable_mib = 0: must be 1 to 16777216
 machine.fast.latency_ns = 0 -> machine.fast.latency_ns = 0: must be 1 to 1000000
 machine.fast.bandwidth_gbps = 0 -> machine.fast.bandwidth_gbps = 0: must be 1 to 10000
-machine.fast.mib = 1 -> unknown field `mib`, expected one of `usable_mib`
+machine.fast.mib = 1 -> machine.fast.mib is no key of this table; here are: usable_mib
 machine.slow.usable_mib = 1 -> 200 MiB but both tiers hold 61 MiB: raise machine.slow.usable_mib or shrink
 machine.slow.latency_ns = 79 -> is below machine.fast.latency_ns = 80: swap the tiers
 machine.slow.bandwidth_gbps = 101 -> exceeds machine.fast.bandwidth_gbps = 100: swap the tiers
 lab.dilation = 0 -> lab.dilation = 0: must be 1 to 1000
 lab.timeout_s = 3601 -> lab.timeout_s = 3601: must be 1 to 3600
-lab.dilatoin = 8 -> unknown field `dilatoin`, expected one of `dilation`, `timeout_s`, `clock`
-sim.cpu = "zen" -> unknown variant `zen`, expected one of `ice-lake-sp`, `zen-3`, `sandy-bridge`, `lab`, `lab-host`
+lab.dilatoin = 8 -> lab.dilatoin is no key of this table; did you mean `dilation`?
+sim.cpu = "zen" -> sim.cpu = "zen" is unknown; did you mean `zen-3`?
 sim.vms = 65 & sim.cores = 8 -> sim.vms = 65: at most 64 share cores
 sim.vms = 0 -> sim.vms = 0: must be 1 to 1024
 sim.cores = 0 -> sim.cores = 0: must be 1 to 1024
@@ -47,10 +47,10 @@ sim.slow_others_gbps = 10001 -> sim.slow_others_gbps = 10001: must be 0 to 10000
 sim.slow_write_gbps = 0 -> sim.slow_write_gbps = 0: must be 1 to 10000
 agent.epoch_ms = 9 -> agent.epoch_ms = 9 is out of bounds; give 10 to 60000
 agent.granularity_mib = 3 -> agent.granularity_mib = 3 is out of bounds; give a power of two
-agent.alpha = "2" -> invalid type: string "2", expected f64
-agent.tracker = "perf" -> unknown field `tracker`, expected one of `sample_period`
-workload.kind = "bush" -> unknown variant `bush`, expected one of `gups`
-workload.size = 1 -> unknown field `size`, expected one of `size_mib`
+agent.alpha = "2" -> agent.alpha is "2"; give a number
+agent.tracker = "perf" -> agent.tracker is no key of this table; here are: sample_period
+workload.kind = "bush" -> "bush" is unknown; 
+workload.size = 1 -> workload.size is no key of this table; here are: size_mib
 workload.size_mib = 0 -> workload.size_mib = 0: must be at least 1
 workload.hot_mib = 0 -> workload.hot_mib = 0: must be at least 1
 workload.hot_mib = 200 -> workload.hot_mib = 200: must be below workload.size_mib = 200
@@ -66,8 +66,8 @@ workload.phases = [{ at_s = 20, hot_mib = 1 }] -> workload.phases: at_s = 20: mu
 workload.phases = [{ at_s = 5, hot_mib = 1 }, { at_s = 5, hot_mib = 2 }] -> workload.phases: at_s = 5: must be above 5, as phases follow in order of time
 workload.phases = [{ at_s = 5, hot_mib = 200 }] -> hot_mib = 200: must be below size_mib = 200
 workload = { kind = "btree", size_mib = 15 } -> size_mib = 15: must be at least 16
-workload = { kind = "btree", size_mib = 80, hot_mib = 1 } -> unknown field `hot_mib`
-workload = { kind = "silo", size_mib = 80 } -> missing field `mix`
+workload = { kind = "btree", size_mib = 80, hot_mib = 1 } -> workload.hot_mib is no key of this table
+workload = { kind = "silo", size_mib = 80 } -> workload.mix is missing; add it
 workload = { kind = "silo", size_mib = 80, mix = "ycsb", drift_s = 0 } -> workload.drift_s = 0: must be at least 1
 workload = { kind = "silo", size_mib = 80, mix = "tpcc", drift_s = 1 } -> workload.drift_s: only mix = "ycsb" has it
 workload = { kind = "silo", size_mib = 80, mix = "ycsb", theta = 2.0 } -> workload.theta = 2: must be 0 to 1.5
@@ -77,14 +77,14 @@ workload = { kind = "memlat", size_mib = 2, cold_mib = 9_000_000_000_000_000_000
 workload = { kind = "trace", file = "" } -> workload.file: name a trace
 [[vary]] & "sim.vms" = 3 -> vary: sim.vms must be a list of values, such as [1, 2]
 [[vary]] & "sim.vms" = [1, 0] -> with sim.vms=0: sim.vms = 0: must be 1 to 1024
-[[vary]] & "sim.vsm" = [1] -> with sim.vsm=1: unknown field `vsm`
-[[vary]] & "agent.alhpa" = [2] -> with agent.alhpa=2: unknown field `alhpa`
+[[vary]] & "sim.vsm" = [1] -> with sim.vsm=1: sim.vsm is no key of this table; did you mean `vms`?
+[[vary]] & "agent.alhpa" = [2] -> with agent.alhpa=2: agent.alhpa is no key of this table; did you mean `alpha`?
 [[vary]] & "name.x" = [2] -> name.x: name is a value, not a table
 "#;
 
 /// Lines appended to `rebalance.toml`, with the error.
 const REBALANCE: &str = r#"
-provision.swing = 1 -> unknown field `swing`, expected one of `provisioners`
+provision.swing = 1 -> provision.swing is no key of this table; here are: provisioners
 provision.provisioners = [] -> provision.provisioners: name at least one, such as "demeter
 provision.provisioners = ["balloon"] -> no provisioner "balloon": use static, demeter-balloon, virtio-mem, virtio-balloon
 provision.provisioners = ["static"] -> "static" cannot follow the policy "shares": use virtio-mem or demeter-balloon
@@ -92,10 +92,10 @@ provision.provisioners = ["virtio-balloon"] -> "virtio-balloon" cannot follow th
 provision.provisioners = ["virtio-balloon"] & provision.policies = ["static"] -> provision.provisioners: virtio-balloon is compared in a single VM
 provision.through = [] -> provision.through: name at least one, such as "qmp"
 provision.through = ["qmp", "qmp"] -> provision.through: "qmp" stands twice; remove one
-provision.through = ["xen"] -> unknown variant `xen`, expected `qmp` or `libvirt`
+provision.through = ["xen"] -> provision.through = "xen" is unknown; 
 provision.through = ["libvirt"] & provision.provisioners = ["static"] -> provision.through: "libvirt" does not go with "static": use what changes
 provision.policies = [] -> provision.policies: name at least one, such as "static"
-provision.policies = ["magic"] -> unknown variant `magic`, expected one of `static`, `shares`, `wss`
+provision.policies = ["magic"] -> provision.policies = "magic" is unknown; 
 provision.policies = ["wss", "wss"] -> provision.policies: "wss" stands twice; remove one
 systems = ["linux", "demeter"] -> systems: with provision exactly one, unless
 systems = ["linux"] -> "wss" needs the agent's estimate of the working set
@@ -109,7 +109,7 @@ provision.vms = [{ name = "a", hot_mib = 1, workload = { kind = "btree", size_mi
 provision.vms = [{ name = "a", workload = { kind = "btree", size_mib = 1 } }, { name = "b" }] -> provision.vms: a: workload.size_mib = 1: must be at least 16
 provision.vms = [{ name = "a", workload = { kind = "btree", size_mib = 90000 } }, { name = "b" }] -> provision.vms: a: the workload touches 90000 MiB
 provision.vms = [{ name = "a", workload = { kind = "memlat", size_mib = 9, cold_mib = 9 } }, { name = "b" }] -> provision.vms: a: memlat has latencies
-provision.vms = [{ name = "a", workload = { kind = "bush" } }, { name = "b" }] -> unknown variant `bush`
+provision.vms = [{ name = "a", workload = { kind = "bush" } }, { name = "b" }] -> "bush" is unknown; 
 provision.crashes = { cycles = 0, recovery_s = 60 } -> provision.crashes.cycles = 0: must be 1 to 100000
 provision.crashes = { cycles = 1, recovery_s = 60 } -> provision.crashes: needs provisioners = ["demeter-balloon"], no resize_cycle, no vms
 provision.soak = { round_s = 0, resize_s = 1 } -> provision.soak.round_s = 0: must be at least 1

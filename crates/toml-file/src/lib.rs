@@ -1,4 +1,7 @@
-//! Reads TOML files that people write: configurations and scenarios. Errors are one line with file, line and key.
+//! Reads TOML files that people write: configurations and scenarios. Errors are one line with file, line, key, fault and
+//! hint.
+
+mod plain;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -23,36 +26,49 @@ pub enum FileError {
         hint: &'static str,
     },
     /// Not TOML, an unknown key or a wrong type.
-    #[error("{kind} {place}: {fault}")]
+    #[error("{place}: {what}; {hint}")]
     Parse {
-        /// The kind of file.
-        kind: &'static str,
         /// The file, and the line if it is known.
         place: String,
-        /// The fault, with its key.
-        fault: String,
+        /// The key's path and the fault.
+        what: String,
+        /// The text to write instead.
+        hint: String,
     },
+}
+
+/// A kind of file that people write.
+#[derive(Debug, Clone, Copy)]
+pub struct Kind {
+    /// Its name in errors: `configuration`.
+    pub name: &'static str,
+    /// How to name one: `give --config the path of a TOML file`.
+    pub hint: &'static str,
+    /// A file that shows how it is written: `packaging/host.toml`.
+    pub example: &'static str,
+    /// The page that lists its keys.
+    pub reference: &'static str,
 }
 
 /// The text of a file.
 #[derive(Debug, Clone)]
 pub struct TomlFile {
-    kind: &'static str,
+    kind: &'static Kind,
     path: PathBuf,
     text: String,
 }
 
 impl TomlFile {
-    /// Reads a file. Errors call it a `kind`; `hint` says how to name one.
+    /// Reads a file.
     ///
     /// # Errors
     /// The file cannot be read.
-    pub fn read(kind: &'static str, path: &Path, hint: &'static str) -> Result<Self, FileError> {
+    pub fn read(kind: &'static Kind, path: &Path) -> Result<Self, FileError> {
         let text = std::fs::read_to_string(path).map_err(|source| FileError::Read {
-            kind,
+            kind: kind.name,
             path: path.into(),
             source,
-            hint,
+            hint: kind.hint,
         })?;
         Ok(Self {
             kind,
@@ -62,7 +78,7 @@ impl TomlFile {
     }
 
     /// A text that comes from no file; errors say `name`.
-    pub fn from_text(kind: &'static str, name: &str, text: &str) -> Self {
+    pub fn from_text(kind: &'static Kind, name: &str, text: &str) -> Self {
         Self {
             kind,
             path: name.into(),
@@ -80,7 +96,17 @@ impl TomlFile {
     /// # Errors
     /// The file is no TOML, has an unknown key or a value of a wrong type.
     pub fn parse<T: DeserializeOwned>(&self) -> Result<T, FileError> {
-        toml::from_str(&self.text).map_err(|error| self.fault(error))
+        toml::from_str(&self.text).map_err(|error| {
+            let start = error.span().map(|span| span.start);
+            let line = start.and_then(|start| line_at(&self.text, start.min(self.text.len())));
+            let path = self.path.display();
+            let place = match line {
+                Some(line) => format!("{path}:{line}"),
+                None => path.to_string(),
+            };
+            let (what, hint) = plain::of_text(self.kind, &self.text, &error);
+            FileError::Parse { place, what, hint }
+        })
     }
 
     /// The values of a table that was made from the file's. Errors have no line.
@@ -88,28 +114,23 @@ impl TomlFile {
     /// # Errors
     /// The table has an unknown key or a value of a wrong type.
     pub fn parse_table<T: DeserializeOwned>(&self, table: Table) -> Result<T, FileError> {
-        table.try_into().map_err(|error| self.fault(error))
+        table.try_into().map_err(|error| {
+            let (what, hint) = plain::of_table(self.kind, &error);
+            let place = self.path.display().to_string();
+            FileError::Parse { place, what, hint }
+        })
     }
+}
 
-    fn fault(&self, mut error: toml::de::Error) -> FileError {
-        let path = self.path.display();
-        let line = error
-            .span()
-            .and_then(|span| line_at(&self.text, span.start));
-        let place = match line {
-            Some(line) => format!("{path}:{line}"),
-            None => path.to_string(),
-        };
-        // Without the text the message has the key instead of several lines that show the place.
-        error.set_input(None);
-        let fault = error.to_string();
-        let fault = fault.trim().replace('\n', " ");
-        FileError::Parse {
-            kind: self.kind,
-            place,
-            fault,
-        }
-    }
+/// The values of a table that is not one file's.
+///
+/// # Errors
+/// The table has an unknown key or a value of a wrong type: key, fault and hint.
+pub fn parse_table<T: DeserializeOwned>(kind: &Kind, table: Table) -> Result<T, String> {
+    table.try_into().map_err(|error| {
+        let (what, hint) = plain::of_table(kind, &error);
+        format!("{what}; {hint}")
+    })
 }
 
 /// The line of a position, from 1.
@@ -163,6 +184,13 @@ pub fn line_of(text: &str, what: &str) -> Option<usize> {
 mod tests {
     use super::*;
 
+    const KIND: Kind = Kind {
+        name: "list",
+        hint: "give a list",
+        example: "list.toml",
+        reference: "keys.md",
+    };
+
     #[test]
     fn a_key_is_found_in_its_line() {
         let text = "policy = \"wss\"\n[[pool]]\nname = \"a\"\n[[pool]]\nname = \"b\"\nfast_mib = 1\n\n\
@@ -198,7 +226,7 @@ mod tests {
         }
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.toml");
-        let read = || TomlFile::read("list", &path, "give a list");
+        let read = || TomlFile::read(&KIND, &path);
         let said = |error: FileError| {
             let said = error.to_string();
             said.replace(&*folder.path().to_string_lossy(), "")
@@ -212,29 +240,36 @@ mod tests {
         for (text, want) in [
             (
                 "[inner]\nsiez = 1",
-                &["list /a.toml:2: ", "`siez`", "inner"][..],
+                "/a.toml:2: inner.siez is no key of this table; did you mean `size`?",
             ),
             (
                 "\n[inner]\nsize = \"1\"",
-                &["list /a.toml:3: ", "string \"1\"", "inner.size"],
+                "/a.toml:3: inner.size is \"1\"; give a whole number from 0 on, without quotes",
             ),
-            ("inner =", &["list /a.toml:1: "]),
-            ("", &["list /a.toml:1: ", "`inner`"]),
+            ("\n[inner]", "/a.toml:2: inner.size is missing; add it"),
+            ("", "/a.toml:1: inner is missing; add it"),
+            (
+                "colour = 1",
+                "/a.toml:1: colour is no key of this table; here are: inner",
+            ),
         ] {
             std::fs::write(&path, text).unwrap();
             let error = said(read().unwrap().parse::<Outer>().unwrap_err());
-            assert!(!error.contains('\n'), "{error}");
-            for part in want {
-                assert!(error.contains(part), "{text}: {error}");
-            }
+            assert_eq!(error, want, "{text}");
         }
+        std::fs::write(&path, "inner =").unwrap();
+        let error = said(read().unwrap().parse::<Outer>().unwrap_err());
+        assert!(
+            error.starts_with("/a.toml:1: ") && error.ends_with("; list.toml is an example"),
+            "{error}"
+        );
         std::fs::write(&path, "[inner]\nsiez = 1").unwrap();
         let file = read().unwrap();
         let table = file.parse::<Table>().unwrap();
         let error = said(file.parse_table::<Outer>(table).unwrap_err());
-        assert!(
-            error.starts_with("list /a.toml: ") && error.contains("in `inner`"),
-            "{error}"
+        assert_eq!(
+            error,
+            "/a.toml: inner.siez is no key of this table; did you mean `size`?"
         );
     }
 }

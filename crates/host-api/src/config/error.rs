@@ -11,16 +11,6 @@ pub enum ConfigError {
     /// The file cannot be read or parsed.
     #[error(transparent)]
     File(#[from] FileError),
-    /// Not TOML, an unknown key or a wrong type.
-    #[error("{at}{what}; {hint}")]
-    Parse {
-        /// File and line.
-        at: At,
-        /// The key's path and the fault.
-        what: String,
-        /// The value to write instead.
-        hint: String,
-    },
     /// A value that is invalid, alone or together with others.
     #[error("{at}{what}; {hint}")]
     Value {

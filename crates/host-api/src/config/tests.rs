@@ -7,7 +7,7 @@ use super::*;
 const EXAMPLE: &str = include_str!("../../../../packaging/host.toml");
 
 fn parse(text: &str) -> Result<Config, FileError> {
-    Config::parse(&TomlFile::from_text("configuration", "host.toml", text))
+    Config::parse(&TomlFile::from_text(&KIND, "host.toml", text))
 }
 
 fn checked(text: &str) -> Result<Config, String> {
@@ -152,6 +152,8 @@ fn bad_values_are_named_with_the_hint() {
         assert!(said.contains(want), "{bad}: {said}");
     }
     assert!(checked("pool = { fast_mib = 1, slow_mib = 1 }\nvm = {}").is_err());
+    let lacks = parse("policy = \"wss\"\n").unwrap_err().to_string();
+    assert_eq!(lacks, "host.toml:1: pool is missing; add it");
 }
 
 const POOLS: &str = r#"
@@ -335,7 +337,7 @@ fn a_vm_takes_defaults_for_what_it_does_not_set() {
         unknown
             .unwrap_err()
             .to_string()
-            .contains("unknown field `qmp`")
+            .contains("defaults.qmp is no key of this table")
     );
     let found = VmConfig::of_domain(
         &"d".parse().unwrap(),

@@ -1,22 +1,23 @@
 //! Errors of the TOML parser, in the words of people who write the file.
 //!
-//! The parser names types of Rust and gives no hint. Here each error becomes one line: file, line, key,
-//! fault and hint.
+//! The parser names types of Rust and gives no hint. Here each error becomes key, fault and hint.
 
-use std::path::Path;
-
-use serde::de::DeserializeOwned;
+use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::error::{At, ConfigError};
+use crate::Kind;
 
 /// Expectations of the parser, and how to say them.
-const EXPECTED: [(&str, &str); 12] = [
+const EXPECTED: [(&str, &str); 16] = [
     ("u8", WHOLE),
     ("u16", WHOLE),
     ("u32", "a whole number from 0 to 4294967295"),
     ("u64", WHOLE),
     ("usize", WHOLE),
+    ("f32", NUMBER),
+    ("f64", NUMBER),
+    ("a boolean", TRUTH),
+    ("bool", TRUTH),
     ("a string", TEXT),
     ("string", TEXT),
     ("path string", TEXT),
@@ -26,6 +27,8 @@ const EXPECTED: [(&str, &str); 12] = [
     ("a map", TABLE),
 ];
 const WHOLE: &str = "a whole number from 0 on, without quotes";
+const NUMBER: &str = "a number, without quotes";
+const TRUTH: &str = "true or false, without quotes";
 const TEXT: &str = "a text in quotes";
 const TABLE: &str = "a table: KEY = VALUE in { }, or below a line [KEY]";
 const ADDRESS: &str = "an address and a port, such as \"127.0.0.1:9100\"";
@@ -36,40 +39,70 @@ const EDITS_MAX: usize = 3;
 /// Longest name that suggestions are looked for. A comparison takes time by its square.
 const NAME_BYTES_MAX: usize = 64;
 
-/// Checks that a file's text can be read as `T`.
-pub(super) fn check_text<T: DeserializeOwned>(path: &Path, text: &str) -> Result<(), ConfigError> {
-    let read = toml::from_str::<T>(text);
-    read.map(drop)
-        .map_err(|error| unreadable(path, text, &error))
+/// The place of an error.
+enum Place {
+    /// The text is no TOML.
+    NoToml,
+    /// The path of the innermost key there: `vm.db.fast.size_mib`.
+    Key(String),
+    /// The path of the table that is wrong, or of the value; empty for the whole file.
+    Within(String),
 }
 
-/// The error for a file of this text.
-fn unreadable(path: &Path, text: &str, error: &toml::de::Error) -> ConfigError {
-    let start = error.span().map(|span| span.start.min(text.len()));
-    let line = start.and_then(|start| Some(text.get(..start)?.matches('\n').count() + 1));
-    let key = start.and_then(|start| key_at(text, start));
-    let (what, hint) = said(key.as_deref(), error.message());
-    ConfigError::Parse {
-        at: At::new(path, line),
-        what,
-        hint,
-    }
-}
-
-/// Fault and hint. `key` is the place of the error, if the text is TOML.
-fn said(key: Option<&str>, message: &str) -> (String, String) {
-    // Names in the file may have control characters.
-    let message: String = message
-        .chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .collect();
-    let Some(key) = key else {
-        let hint = "write KEY = VALUE, with texts in quotes; packaging/host.toml is an example";
-        return (message, hint.into());
+/// Fault and hint of an error in a file's text.
+pub(crate) fn of_text(kind: &Kind, text: &str, error: &toml::de::Error) -> (String, String) {
+    let Ok(document) = DeTable::parse(text) else {
+        return said(kind, &Place::NoToml, error.message());
     };
-    if let Some(rest) = message.strip_prefix("missing field ") {
-        let missing = rest.trim_matches('`');
-        return (format!("{key}.{missing} is missing"), "add it".into());
+    let keys = keys_of(error);
+    // The parser places what the whole file lacks at its first key.
+    let is_of_file = keys.is_empty() && error.message().starts_with(MISSING);
+    let at = error.span().filter(|_| !is_of_file);
+    // Unlike the parser's own keys these have the places in lists.
+    let key = at.and_then(|span| key_at(&document, span.start));
+    let place = key.map_or(Place::Within(keys), Place::Key);
+    said(kind, &place, error.message())
+}
+
+/// Fault and hint of an error in a table that was made from files.
+pub(crate) fn of_table(kind: &Kind, error: &toml::de::Error) -> (String, String) {
+    said(kind, &Place::Within(keys_of(error)), error.message())
+}
+
+/// The path of the table or value that the parser was in, without places in lists.
+fn keys_of(error: &toml::de::Error) -> String {
+    let mut error = error.clone();
+    // With the text the parser shows the place instead.
+    error.set_input(None);
+    let whole = error.to_string();
+    let keys = whole.strip_prefix(error.message());
+    let keys = keys.and_then(|rest| rest.trim().strip_prefix("in `")?.strip_suffix('`'));
+    keys.unwrap_or_default().to_owned()
+}
+
+const MISSING: &str = "missing field ";
+
+/// Fault and hint of the parser's message.
+fn said(kind: &Kind, place: &Place, message: &str) -> (String, String) {
+    let without_controls = |text: &str| {
+        // Names in the file may have control characters.
+        let plain = text.chars().map(|c| if c.is_control() { ' ' } else { c });
+        plain.collect::<String>()
+    };
+    let message = without_controls(message);
+    let key = match place {
+        Place::NoToml => {
+            let hint = format!(
+                "write KEY = VALUE, with texts in quotes; {} is an example",
+                kind.example
+            );
+            return (message, hint);
+        }
+        Place::Key(key) | Place::Within(key) => without_controls(key),
+    };
+    if let Some(rest) = message.strip_prefix(MISSING) {
+        let missing = below(&key, rest.trim_matches('`'));
+        return (format!("{missing} is missing"), "add it".into());
     }
     if let Some(Unknown {
         is_key,
@@ -85,17 +118,20 @@ fn said(key: Option<&str>, message: &str) -> (String, String) {
         if !is_key {
             return (format!("{key} = {name:?} is unknown"), hint);
         }
-        // The place may be a key below the unknown one, as in [vmm.db].
-        let end = key
-            .rfind(name)
-            .map_or(key.len(), |start| start + name.len());
-        return (format!("{} is no key of this table", &key[..end]), hint);
+        // The innermost key may be below the unknown one, as in [vmm.db].
+        let start = key.rfind(name).filter(|_| matches!(place, Place::Key(_)));
+        let whole = match start {
+            Some(start) => key[..start + name.len()].to_owned(),
+            None => below(&key, name),
+        };
+        return (format!("{whole} is no key of this table"), hint);
     }
     if let Some((fault, expected)) = message.rsplit_once(", expected ") {
         let plain = EXPECTED.iter().find(|(ours, _)| *ours == expected);
+        let is_table = ["struct ", "internally tagged enum "];
         let plain = match plain {
             Some((_, plain)) => plain,
-            None if expected.starts_with("struct ") => TABLE,
+            None if is_table.iter().any(|of| expected.starts_with(of)) => TABLE,
             None => expected,
         };
         return (
@@ -103,15 +139,27 @@ fn said(key: Option<&str>, message: &str) -> (String, String) {
             format!("give {plain}"),
         );
     }
+    let of_key = match key.as_str() {
+        "" => String::new(),
+        key => format!("{key}: "),
+    };
     if message.contains("socket address") {
-        return (format!("{key}: {message}"), format!("give {ADDRESS}"));
+        return (format!("{of_key}{message}"), format!("give {ADDRESS}"));
     }
     match message.split_once("; ") {
-        Some((fault, hint)) => (format!("{key}: {fault}"), hint.into()),
+        Some((fault, hint)) => (format!("{of_key}{fault}"), hint.into()),
         None => (
-            format!("{key}: {message}"),
-            "docs/src/reference/host.md lists all keys".into(),
+            format!("{of_key}{message}"),
+            format!("{} lists all keys", kind.reference),
         ),
+    }
+}
+
+/// The path of a key in a table.
+fn below(table: &str, key: &str) -> String {
+    match table {
+        "" => key.into(),
+        table => format!("{table}.{key}"),
     }
 }
 
@@ -179,8 +227,7 @@ fn edits(from: &str, to: &str) -> usize {
 }
 
 /// Path of the innermost key at a place of the text: `vm.db.fast.size_mib`.
-fn key_at(text: &str, at: usize) -> Option<String> {
-    let document = DeTable::parse(text).ok()?;
+fn key_at(document: &Spanned<DeTable<'_>>, at: usize) -> Option<String> {
     let mut path = vec![];
     descend(document.get_ref(), at, &mut path);
     (!path.is_empty()).then(|| path.join("."))
@@ -217,6 +264,13 @@ fn descend(table: &DeTable<'_>, at: usize, path: &mut Vec<String>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const KIND: Kind = Kind {
+        name: "list",
+        hint: "give a list",
+        example: "a.toml",
+        reference: "keys.md",
+    };
 
     #[test]
     fn a_mistyped_name_is_recognised() {
@@ -262,24 +316,42 @@ mod tests {
             ),
             ("missing field `x`", "k.x is missing; add it"),
             (
-                "bad\nthing",
-                "k: bad thing; docs/src/reference/host.md lists all keys",
+                "invalid type: string \"2\", expected f64",
+                "k is \"2\"; give a number, without quotes",
             ),
+            ("bad\nthing", "k: bad thing; keys.md lists all keys"),
         ] {
-            let (what, hint) = said(Some("k"), message);
+            let (what, hint) = said(&KIND, &Place::Key("k".into()), message);
             assert_eq!(format!("{what}; {hint}"), want);
         }
+        let of_file = |message| said(&KIND, &Place::Within(String::new()), message).0;
+        assert_eq!(of_file("missing field `x`"), "x is missing");
+        assert_eq!(
+            of_file("unknown field `x`, expected `y`"),
+            "x is no key of this table"
+        );
+        assert_eq!(of_file("bad"), "bad");
+        let (what, _) = said(
+            &KIND,
+            &Place::Within("lab".into()),
+            "unknown field `a`, expected `dilation`",
+        );
+        assert_eq!(what, "lab.a is no key of this table");
+        let (what, hint) = said(&KIND, &Place::NoToml, "bad");
+        assert_eq!(
+            (what.as_str(), hint.ends_with("; a.toml is an example")),
+            ("bad", true)
+        );
     }
 
     #[test]
     fn the_key_at_a_place_is_found() {
         let text = "a = 1\n[vm.x]\nb = { c = [1, { d = 2 }] }\n";
+        let document = DeTable::parse(text).unwrap();
         for (part, want) in [("1\n", "a"), ("2 }", "vm.x.b.c.1.d"), ("1,", "vm.x.b.c.0")] {
-            assert_eq!(
-                key_at(text, text.find(part).unwrap()).as_deref(),
-                Some(want)
-            );
+            let at = text.find(part).unwrap();
+            assert_eq!(key_at(&document, at).as_deref(), Some(want));
         }
-        assert_eq!(key_at("no toml", 1), None);
+        assert_eq!(key_at(&document, text.len()), None);
     }
 }
