@@ -16,6 +16,8 @@ mod probe;
 mod replay;
 mod shell;
 mod signals;
+mod simulated;
+mod speeds;
 #[cfg(feature = "study")]
 mod study;
 mod top;

@@ -1,4 +1,4 @@
-//! `--scenario` of `demeter guest heat` and `assess`: the heat that an agent finds in a simulated run.
+//! `--scenario` of `heat` and `assess`: the heat that an agent finds in a simulated run.
 
 use std::path::Path;
 use std::sync::atomic::AtomicBool;

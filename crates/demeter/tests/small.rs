@@ -26,4 +26,11 @@ fn a_study_command_is_refused_in_one_line() {
             "error: --scenario needs the simulator, which is not in this package; install demeter-lab\n"
         );
     }
+    // Before anything is observed.
+    for command in ["guest assess --svg a.svg", "host assess --svg a.svg"] {
+        assert_eq!(
+            error(command),
+            "error: --svg needs the pictures of demeter report, which are not in this package; install demeter-lab\n"
+        );
+    }
 }

@@ -22,8 +22,8 @@ use serde::Serialize;
 
 use super::client::Client;
 use super::heat::watch;
-use super::simulated;
-use crate::{output, signals};
+use crate::speeds::{self, Speeds};
+use crate::{output, signals, simulated};
 
 /// Sizes of fast memory to show, percent of the memory that is used.
 const SIZES: [u64; 11] = [5, 10, 15, 20, 25, 30, 40, 50, 60, 75, 100];
@@ -44,6 +44,7 @@ Examples:
   demeter guest --pid 4711 --observe-only    an agent that moves nothing, in another terminal
   demeter guest assess                       the mean of a minute
   demeter guest assess --seconds 600 --json  that of ten minutes, for other programs
+  demeter guest assess --svg speed.svg       also a picture (package demeter-lab)
   demeter guest assess --scenario scenarios/gups.toml  of a simulated program")]
 pub struct Args {
     #[command(flatten)]
@@ -58,6 +59,9 @@ pub struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Also write a picture of the speed by size (package demeter-lab)
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
 }
 
 /// The best result of one size of fast memory.
@@ -88,6 +92,7 @@ struct Assessment {
 
 /// Observes, and prints the assessment.
 pub fn assess(args: &Args) -> anyhow::Result<()> {
+    speeds::check(args.svg.as_deref())?;
     let stop = signals::stop_flag()?;
     let mut seen = Seen::default();
     let mut status = Status::default();
@@ -109,6 +114,9 @@ pub fn assess(args: &Args) -> anyhow::Result<()> {
             "the agent has not seen enough accesses; let it manage a busy process (see demeter guest status), or observe longer"
         );
     };
+    if let Some(file) = &args.svg {
+        draw(file, &assessment)?;
+    }
     output::print(match args.json {
         true => serde_json::to_string_pretty(&assessment)? + "\n",
         false => text(&assessment),
@@ -181,6 +189,21 @@ fn size(used: u64, percent: u64) -> u64 {
     }
 }
 
+/// Draws the speed by size, as a share of that with all memory fast.
+fn draw(file: &Path, it: &Assessment) -> anyhow::Result<()> {
+    let bounds = |point: &Point| {
+        (
+            100.0 / point.slowdown_at_most,
+            100.0 / point.slowdown_at_least,
+        )
+    };
+    let speeds = Speeds {
+        name: "programs".into(),
+        bounds_percent: it.points.iter().map(bounds).collect(),
+    };
+    speeds::draw(file, &SIZES, vec![speeds])
+}
+
 fn text(it: &Assessment) -> String {
     let mut text = format!("{} MiB in use, seen by tracker {}", it.used_mib, it.tracker);
     if let Some(now) = it.accesses_percent_now.filter(|_| it.fast_mib_now > 0) {
@@ -247,6 +270,20 @@ mod tests {
             text.contains("20 MiB  10 %   90.0 %     0 to 10 %  ####"),
             "{text}"
         );
+    }
+
+    #[cfg(feature = "study")]
+    #[test]
+    fn the_picture_has_both_bounds_of_the_speed() {
+        let mut seen = Seen::default();
+        seen.add(&benefit(&[(0, 0), (20, 750), (200, 1000)], [0, 500]));
+        let it = seen.assess(&Status::default()).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("speed.svg");
+        draw(&file, &it).unwrap();
+        let svg = std::fs::read_to_string(file).unwrap();
+        // A quarter of the accesses takes three times as long, for half of the time at most.
+        assert!(svg.contains("programs, 10 %: 90.0 (80.0 to 100)"), "{svg}");
     }
 
     /// In the scenario 9 of 10 accesses go to an eighth of the memory; the rest are uniform.

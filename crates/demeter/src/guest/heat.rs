@@ -9,9 +9,8 @@ use std::time::{Duration, Instant};
 use demeter_guest::heat::{Heat, ProcessHeat};
 
 use super::client::Client;
-use super::simulated;
 use crate::address_heat::{AddressHeat, HeatRange};
-use crate::{output, replay, signals};
+use crate::{output, replay, signals, simulated};
 
 /// Sampling interval: once per epoch by default.
 const LOOK_EVERY: Duration = Duration::from_millis(500);

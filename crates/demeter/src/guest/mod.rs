@@ -3,7 +3,6 @@
 mod assess;
 pub mod client;
 pub mod heat;
-mod simulated;
 mod status;
 
 use std::net::SocketAddr;

@@ -13,7 +13,8 @@
 //! - More fast memory gives no less speed; all memory gives all of it.
 //! - VMs without an estimate are listed, and are no part of the host's figures.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 
 use anyhow::bail;
 use demeter_host::view::{HostView, VmView, no_estimate};
@@ -24,7 +25,8 @@ use serde::Serialize;
 
 use super::client::Client;
 use super::status::label;
-use crate::output;
+use crate::speeds::{self, Speeds};
+use crate::{output, signals, simulated};
 
 /// Sizes of fast memory, percent of the memory that is used.
 const SIZES: [u64; 8] = [5, 10, 15, 25, 35, 50, 75, 100];
@@ -38,7 +40,9 @@ const SIZES: [u64; 8] = [5, 10, 15, 25, 35, 50, 75, 100];
 Examples:
   demeter host assess                  a table
   demeter host assess --json           for other programs
-  demeter host assess --svg host.svg   a picture (package demeter-lab)")]
+  demeter host assess --svg host.svg   a picture (package demeter-lab)
+  demeter host assess --scenario scenarios/gups.toml --scenario scenarios/memlat.toml
+                                       of a host with two simulated VMs")]
 pub struct Args {
     #[command(flatten)]
     client: Client,
@@ -48,6 +52,10 @@ pub struct Args {
     /// Also write a picture (package demeter-lab)
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    /// Run this scenario under demeter on the simulator, and assess its program as a VM of the host; may be given
+    /// several times (package demeter-lab)
+    #[arg(long, value_name = "FILE", conflicts_with = "socket")]
+    scenario: Vec<PathBuf>,
 }
 
 /// Speed with fast memory of one size, as a share of that with fast memory alone.
@@ -92,7 +100,11 @@ struct Assessment {
 
 /// Asks the controller, and prints the assessment.
 pub fn assess(args: &Args) -> anyhow::Result<()> {
-    let view: HostView = args.client.get("/v1/vms")?;
+    speeds::check(args.svg.as_deref())?;
+    let view = match &args.scenario[..] {
+        [] => args.client.get("/v1/vms")?,
+        scenarios => of_simulated(scenarios, &*signals::stop_flag()?)?,
+    };
     let Some(assessment) = of_host(&view) else {
         bail!(
             "no VM has an estimate of its slowdown; {}",
@@ -108,6 +120,30 @@ pub fn assess(args: &Args) -> anyhow::Result<()> {
     output::print(match args.json {
         true => serde_json::to_string_pretty(&assessment)? + "\n",
         false => text(&assessment),
+    })
+}
+
+/// A host whose VMs run these scenarios, with the last estimate of each agent.
+fn of_simulated(scenarios: &[PathBuf], stop: &AtomicBool) -> anyhow::Result<HostView> {
+    let vm = |path: &PathBuf| -> anyhow::Result<VmView> {
+        let mut last = None;
+        simulated::look(path, stop, |_, _, benefit| {
+            last = benefit().or(last.take());
+        })?;
+        Ok(VmView {
+            name: path
+                .file_stem()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into(),
+            protocol: Some(demeter_proto::VERSION),
+            benefit: last,
+            ..VmView::default()
+        })
+    };
+    Ok(HostView {
+        vms: scenarios.iter().map(vm).collect::<Result<_, _>>()?,
+        ..HostView::default()
     })
 }
 
@@ -294,9 +330,7 @@ fn text(of: &Assessment) -> String {
 }
 
 /// Draws the speed of each VM and of the host by size.
-#[cfg(feature = "study")]
-fn draw(file: &std::path::Path, of: &Assessment) -> anyhow::Result<()> {
-    use demeter_report::Speeds;
+fn draw(file: &Path, of: &Assessment) -> anyhow::Result<()> {
     let speeds = |assessed: &Assessed| Speeds {
         name: assessed.name.clone(),
         bounds_percent: assessed
@@ -305,18 +339,8 @@ fn draw(file: &std::path::Path, of: &Assessment) -> anyhow::Result<()> {
             .map(|point| (point.speed_min_percent, point.speed_max_percent))
             .collect(),
     };
-    let all: Vec<_> = [&of.host].into_iter().chain(&of.vms).map(speeds).collect();
-    let sizes = SIZES.map(|percent| percent as f64);
-    let svg = demeter_report::speeds_svg(&sizes, &all);
-    Ok(demeter_outcome::write_file(file, svg.as_bytes())?)
-}
-
-/// Says which package draws pictures.
-#[cfg(not(feature = "study"))]
-fn draw(_: &std::path::Path, _: &Assessment) -> anyhow::Result<()> {
-    bail!(
-        "--svg needs the pictures of demeter report, which are not in this package; install demeter-lab"
-    )
+    let all = [&of.host].into_iter().chain(&of.vms).map(speeds);
+    speeds::draw(file, &SIZES, all.collect())
 }
 
 #[cfg(test)]
@@ -398,6 +422,20 @@ mod tests {
             assert!(text.contains(line), "{text}");
         }
         assert_eq!(of_host(&HostView::default()), None);
+    }
+
+    #[cfg(feature = "study")]
+    #[test]
+    fn simulated_programs_are_vms_of_a_host() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scenarios/ci.toml");
+        let view = of_simulated(&[path.into()], &AtomicBool::new(false)).unwrap();
+        let it = of_host(&view).unwrap();
+        assert_eq!((it.vms[0].name.as_str(), it.unknown.len()), ("ci", 0));
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("host.svg");
+        draw(&file, &it).unwrap();
+        let svg = std::fs::read_to_string(file).unwrap();
+        assert!(svg.contains("host, 100 %: 100<"), "{svg}");
     }
 
     proptest! {
