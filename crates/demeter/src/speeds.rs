@@ -3,6 +3,10 @@
 use std::path::Path;
 
 /// The speed of a VM or a program at each size.
+#[cfg_attr(
+    not(feature = "study"),
+    allow(dead_code, reason = "only a picture reads it")
+)]
 pub struct Speeds {
     /// Its name.
     pub name: String,
