@@ -17,7 +17,9 @@ const MIB: u64 = 1 << 20;
 struct Ran {
     result: SystemResult,
     agent_log: String,
-    /// MiB of each copy on each node, after the timed phase.
+    /// MiB of each copy on each node, before the timed phase.
+    lay: Vec<BTreeMap<u32, u64>>,
+    /// The same after it.
     lies: Vec<BTreeMap<u32, u64>>,
 }
 
@@ -50,17 +52,22 @@ fn run(mut scenario: Scenario, system: System) -> Ran {
     let [result] = &result.systems[..] else {
         panic!("{result:?}")
     };
+    // Where a move takes a hundred times as long, the agent rightly moves little.
+    let noise = 100.0 * result.metadata.noise();
+    eprintln!("the host took {noise:.0} % of the VM's time for something else");
     assert_eq!(result.verify_errors, Some(0));
+    let [lay, lies] = places(&programs);
     Ran {
         result: result.clone(),
         agent_log,
-        lies: lies(&programs),
+        lay,
+        lies,
     }
 }
 
-/// The last line of each copy: `node 0 40 MiB, node 1 2 MiB; on other sockets 2 MiB`.
-fn lies(programs: &str) -> Vec<BTreeMap<u32, u64>> {
-    let mut last = BTreeMap::new();
+/// The first and the last line of each copy: `node 0 40 MiB, node 1 2 MiB; on other sockets 2 MiB`.
+fn places(programs: &str) -> [Vec<BTreeMap<u32, u64>>; 2] {
+    let (mut first, mut last) = (BTreeMap::new(), BTreeMap::new());
     let mut copy = "";
     for line in programs.lines() {
         match line.strip_prefix("== ") {
@@ -71,12 +78,14 @@ fn lies(programs: &str) -> Vec<BTreeMap<u32, u64>> {
                     let words: Vec<&str> = words.split_whitespace().collect();
                     (words[1].parse().unwrap(), words[2].parse().unwrap())
                 };
-                last.insert(copy, nodes.split(", ").map(node).collect());
+                let place: BTreeMap<u32, u64> = nodes.split(", ").map(node).collect();
+                first.entry(copy).or_insert(place.clone());
+                last.insert(copy, place);
             }
             None => {}
         }
     }
-    last.into_values().collect()
+    [first, last].map(|places| places.into_values().collect())
 }
 
 /// A shipped machine of nodes, with a shorter timed phase.
@@ -94,9 +103,13 @@ fn gups(scenario: &mut Scenario) -> &mut Gups {
     }
 }
 
+/// Length of the phase of two programs on two sockets. The first demotions only fill the CPUs' own lists of free pages, and
+/// a busy machine moves dearly: the budget at first pays for little more.
+const TWO_SOCKETS_S: u64 = 60;
+
 /// Checks that the agent found these tiers, and that hot memory ended in the fastest one.
-fn serves(name: &str, tiers: &str) -> Ran {
-    let ran = run(machine(name, 25), System::Demeter);
+fn serves(name: &str, tiers: &str, duration_s: u64) -> Ran {
+    let ran = run(machine(name, duration_s), System::Demeter);
     let line = format!("memory: tiers {tiers} (");
     assert!(ran.agent_log.contains(&line), "{name}: {}", ran.agent_log);
     assert!(
@@ -114,38 +127,38 @@ fn serves(name: &str, tiers: &str) -> Ran {
 #[test]
 #[ignore = "minutes on a quiet machine, see the top"]
 fn programs_of_two_sockets_are_served_by_their_own_dram() {
-    let ran = serves("topo-two-sockets", "0,1/2,3");
+    let ran = serves("topo-two-sockets", "0,1/2,3", TWO_SOCKETS_S);
     assert_eq!(ran.lies.len(), 2);
 }
 
 #[test]
 #[ignore = "minutes on a quiet machine, see the top"]
 fn firmware_that_tells_distances_only_suffices() {
-    serves("topo-no-hmat", "0,1/2,3");
+    serves("topo-no-hmat", "0,1/2,3", TWO_SOCKETS_S);
 }
 
 #[test]
 #[ignore = "minutes on a quiet machine, see the top"]
 fn the_other_sockets_free_dram_is_used_before_cxl_memory() {
-    serves("topo-two-dram-one-cxl", "0,1/2");
+    serves("topo-two-dram-one-cxl", "0,1/2", TWO_SOCKETS_S);
 }
 
 #[test]
 #[ignore = "minutes on a quiet machine, see the top"]
 fn hot_memory_of_the_third_tier_comes_to_the_first() {
-    serves("topo-three-tiers", "0/1/2");
+    serves("topo-three-tiers", "0/1/2", 25);
 }
 
 #[test]
 #[ignore = "minutes on a quiet machine, see the top"]
 fn memory_on_the_package_is_faster_than_the_cpus_own_node() {
-    serves("topo-hbm", "1/0/2");
+    serves("topo-hbm", "1/0/2", 25);
 }
 
 #[test]
 #[ignore = "minutes on a quiet machine, see the top"]
 fn a_node_with_cpus_alone_is_no_tier() {
-    serves("topo-cpu-only-node", "1/2");
+    serves("topo-cpu-only-node", "1/2", 25);
 }
 
 #[test]
@@ -199,9 +212,15 @@ fn memory_bound_to_fast_memory_stays_beside_a_hot_rival() {
     let mut scenario = two_copies();
     gups(&mut scenario).bind = vec![0];
     let ran = run(scenario, System::Demeter);
-    assert_eq!(ran.lies[0].get(&1), None, "{:?}", ran.lies);
-    assert!(ran.lies[0][&0] >= 60, "{:?}", ran.lies);
-    assert!(ran.result.bytes_promoted > Some(0), "the rival is managed");
+    // The program's own memory, not the array, may move.
+    let on_slow = ran.lies[0].get(&1).copied().unwrap_or(0);
+    assert!(on_slow <= 2 && ran.lies[0][&0] >= 60, "{:?}", ran.lies);
+    // The rival's hot memory has displaced cold memory of its own.
+    assert!(
+        ran.result.bytes_promoted >= Some(12 * MIB),
+        "{:?}",
+        ran.result
+    );
     assert!(
         ran.agent_log.contains("bound by its owner"),
         "{}",
@@ -220,9 +239,14 @@ fn memory_bound_to_slow_memory_and_interleaved_memory_stay_though_hot() {
         let gups = gups(&mut scenario);
         (gups.bind, gups.interleave) = (bind, interleave.clone());
         let ran = run(scenario, System::Demeter);
-        let on_slow = ran.lies[0][&1];
         let bound = if interleave.is_empty() { 60 } else { 30 };
-        assert!(on_slow.abs_diff(bound) <= 3, "{why}: {:?}", ran.lies);
+        let lay = [&ran.lay, &ran.lies].map(|at| at[0][&1].abs_diff(bound));
+        assert!(
+            lay.iter().all(|by| *by <= 3),
+            "{why}: {:?}, {:?}",
+            ran.lay,
+            ran.lies
+        );
         assert!(ran.agent_log.contains(why), "{}", ran.agent_log);
     }
 }
@@ -261,9 +285,7 @@ fn shared_memory_of_six_processes_is_moved_and_counted_once() {
     assert!(result.hot_in_fast_final >= Some(0.9), "{result:?}");
     let told = result.bytes_promoted.unwrap() + result.bytes_demoted.unwrap();
     let kernels = result.counters["pgmigrate_success"] * 4096;
-    // The kernel counts pages of others, too: compaction's.
-    assert!(told <= kernels + MIB, "{told} of {kernels}");
-    assert!(kernels - told <= told / 20 + 2 * MIB, "{told} of {kernels}");
+    assert!(told.abs_diff(kernels) <= told / 20, "{told} of {kernels}");
 }
 
 #[test]

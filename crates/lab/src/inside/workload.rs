@@ -68,9 +68,16 @@ impl<'a> Workload<'a> {
     /// Prepares the job's workload. Only one of our own programs starts here.
     pub fn new(bed: &Testbed<'a>, job: &Job) -> Result<Self, Fault> {
         let Kind::Program(programs) = &job.scenario.workload else {
-            let copies = 0..job.scenario.workload.copies();
-            let started = copies.map(|copy| OwnProgram::start(bed, job, copy));
-            return Ok(Self::Own(started.collect::<Result<_, _>>()?));
+            let mut started = vec![];
+            for copy in 0..job.scenario.workload.copies() {
+                let mut program = OwnProgram::start(bed, job, copy)?;
+                // The others would take memory of the nodes to which it is bound.
+                if copy == 0 && has_policy(&job.scenario.workload) {
+                    program.ready = Some(program.next_event()?);
+                }
+                started.push(program);
+            }
+            return Ok(Self::Own(started));
         };
         let bounds = Bounds {
             warm_up: Duration::from_secs(programs.warm_up_s),
@@ -249,6 +256,8 @@ pub struct OwnProgram<'a> {
     /// The nodes that count as fast for it.
     fast: Vec<NodeId>,
     events: LineReader<Patient>,
+    /// Its first event, if it was waited for at the start.
+    ready: Option<WorkloadEvent>,
     limits: StopConditions<'a>,
     started: Instant,
     /// Removed when the process has ended.
@@ -296,6 +305,7 @@ impl<'a> OwnProgram<'a> {
                         output: stdout,
                         tick: bed.limits.tick(),
                     }),
+                    ready: None,
                     limits: bed.limits,
                     started,
                     _cgroup: cgroup,
@@ -312,7 +322,11 @@ impl<'a> OwnProgram<'a> {
 
     /// Waits for the hot set; none if the program has none.
     fn fill(&mut self) -> Result<Option<HotSet>, Fault> {
-        match self.next_event()? {
+        let ready = match self.ready.take() {
+            Some(ready) => ready,
+            None => self.next_event()?,
+        };
+        match ready {
             WorkloadEvent::Ready { hot_bytes: 0, .. } => Ok(None),
             WorkloadEvent::Ready {
                 hot_start,
@@ -413,6 +427,11 @@ impl Drop for OwnProgram<'_> {
 
 fn out_of_turn(event: &WorkloadEvent) -> Fault {
     Fault::Workload(format!("sent {:?} at the wrong time", event.to_string()))
+}
+
+/// Whether the first copy's memory has a policy.
+fn has_policy(workload: &Kind) -> bool {
+    matches!(workload, Kind::Gups(gups) if !(gups.bind.is_empty() && gups.interleave.is_empty()))
 }
 
 /// The cgroup of a copy that may not use all nodes.
