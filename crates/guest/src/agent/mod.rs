@@ -314,8 +314,16 @@ impl Agent {
                     };
                     self.engine.push(Input::Nodes(facts))?;
                 }
-                Request::Move { .. } => self.move_batch()?,
-                Request::Collapse { .. } => self.collapse_batch()?,
+                Request::Move { pid, .. } => {
+                    if self.is_ready(pid)? {
+                        self.move_batch()?;
+                    }
+                }
+                Request::Collapse { pid, .. } => {
+                    if self.is_ready(pid)? {
+                        self.collapse_batch()?;
+                    }
+                }
                 // A live kernel reclaims by itself.
                 Request::Reclaim => self.engine.push(Input::Reclaimed)?,
             }

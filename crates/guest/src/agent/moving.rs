@@ -15,35 +15,29 @@ const COLLAPSE_ROOM: ByteCount = ByteCount(32 * MIB);
 
 impl Agent {
     /// Before a batch of a process: ends one that is no longer there, and reads its contracts again where they are old.
-    fn look_at(&mut self, pid: Pid) -> Result<(), AgentError> {
+    /// Returns whether the batch is still requested.
+    pub(super) fn is_ready(&mut self, pid: Pid) -> Result<bool, AgentError> {
         let process = self.processes.get(&pid);
         if process.is_none_or(|process| !process.target.is_there(&self.root)) {
-            return self.end(pid);
+            self.end(pid)?;
+            return Ok(false);
         }
         let now = self.clock.now();
         if process.is_some_and(|process| process.contracts.are_stale(&self.budget, now)) {
             self.read_space(pid);
             self.divide()?;
         }
-        Ok(())
+        Ok(match self.engine.request() {
+            Request::Move { pid: of, .. } | Request::Collapse { pid: of, .. } => of == pid,
+            _ => false,
+        })
     }
 
     /// Lets the requested blocks become huge pages where they lie.
     pub(super) fn collapse_batch(&mut self) -> Result<(), AgentError> {
-        let Request::Collapse { pid, .. } = self.engine.request() else {
+        let Request::Collapse { pid, blocks: batch } = self.engine.request() else {
             return Ok(());
         };
-        self.look_at(pid)?;
-        let Request::Collapse {
-            pid: still,
-            blocks: batch,
-        } = self.engine.request()
-        else {
-            return Ok(());
-        };
-        if still != pid {
-            return Ok(());
-        }
         let space = self.engine.space(pid);
         let blocks = batch.iter().map(|r| r.block);
         let blocks: Vec<Block> = blocks.filter(|&block| touches(space, block)).collect();
@@ -65,23 +59,15 @@ impl Agent {
 
     /// Moves the requested batch.
     pub(super) fn move_batch(&mut self) -> Result<(), AgentError> {
-        let Request::Move { pid, .. } = self.engine.request() else {
-            return Ok(());
-        };
-        self.look_at(pid)?;
         let Request::Move {
-            pid: still,
+            pid,
             level,
             direction,
             blocks: batch,
-            ..
         } = self.engine.request()
         else {
             return Ok(());
         };
-        if still != pid {
-            return Ok(());
-        }
         let space = self.engine.space(pid);
         if !batch.iter().all(|r| touches(space, r.block)) {
             return Ok(self.engine.push(Input::MoveFailed)?);
