@@ -177,6 +177,12 @@ impl Plan {
         self.promotions.is_empty() && self.demotions.is_empty()
     }
 
+    /// The blocks to move or to collapse.
+    pub(crate) fn planned(&self) -> impl Iterator<Item = (Pid, Block)> + '_ {
+        self.blocks()
+            .chain(self.collapses.iter().map(|r| (r.pid, r.block)))
+    }
+
     /// The blocks to move.
     pub(crate) fn blocks(&self) -> impl Iterator<Item = (Pid, Block)> + '_ {
         let all = self.promotions.iter().chain(&self.demotions);

@@ -15,6 +15,8 @@
 //! - Each block is collapsed at most once while it stays where it is.
 //! - Without the time that moves leave, and on machines where nothing has moved yet, nothing is collapsed.
 
+use std::collections::BTreeSet;
+
 use super::pairs::{Candidates, Left};
 use super::{FIRST_BLOCKS, Rule};
 use crate::Plan;
@@ -38,7 +40,11 @@ pub(super) fn collapse(
         true => usize::MAX,
         false => FIRST_BLOCKS,
     };
-    for hot in candidates.slow.iter().filter(|unit| unit.may_collapse) {
+    let planned: BTreeSet<_> = plan.planned().collect();
+    for hot in &candidates.slow {
+        if !hot.may_collapse || planned.contains(&(hot.pid, hot.block)) {
+            continue;
+        }
         let cost_s = rule.collapse.or(&rule.promotion).seconds(hot.bytes);
         let (events, _) = hot.events_by(hot.estimate, window, hot.bytes);
         let is_done = plan.collapses.len() >= most || !left.can_collapse(hot.bytes);

@@ -168,7 +168,6 @@ fn plan_with(
         exchange(rule, window, &candidates, &mut shares, &mut left, &mut plan);
         relieve(rule, window, &candidates, &mut left, &mut plan);
         if situation.collapses {
-            candidates.drop_planned([&plan].into_iter());
             collapse(rule, window, &candidates, &mut left, &mut plan);
         }
         if goes_on && left.is_spent() {
@@ -435,11 +434,7 @@ fn recurs(
 
 impl Candidates<'_> {
     fn drop_planned<'p>(&mut self, plans: impl Iterator<Item = &'p Plan>) {
-        let all = plans.flat_map(|plan| {
-            let collapses = plan.collapses.iter().map(|r| (r.pid, r.block));
-            plan.blocks().chain(collapses)
-        });
-        let planned: BTreeSet<(Pid, Block)> = all.collect();
+        let planned: BTreeSet<(Pid, Block)> = plans.flat_map(Plan::planned).collect();
         if planned.is_empty() {
             return;
         }
