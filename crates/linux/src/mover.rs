@@ -22,7 +22,8 @@ use std::collections::BTreeMap;
 
 use demeter_policy::engine::Direction;
 use demeter_policy::{
-    Block, COLLAPSE_HOLES_MAX, GuestVirtAddr, Level, NodeId, PAGE_SIZE, Pid, Spread, VirtRange,
+    Block, COLLAPSE_HOLES_MAX, GuestVirtAddr, Level, NodeId, PAGE_SIZE, Pid, Socket, Spread,
+    VirtRange,
 };
 
 use crate::nodes::Tiers;
@@ -61,6 +62,12 @@ impl Mover {
             addresses: vec![],
             states: vec![],
         }
+    }
+
+    /// Has it tell nodes of several sockets apart.
+    pub fn with_sockets(self, sockets: BTreeMap<NodeId, Socket>) -> Self {
+        let prober = self.prober.with_sockets(sockets);
+        Self { prober, ..self }
     }
 
     /// Sets whether small pages are collapsed from now on.

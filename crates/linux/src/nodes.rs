@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use demeter_policy::{ByteCount, NodeId, PAGE_SIZE};
+use demeter_policy::{ByteCount, NodeId, PAGE_SIZE, Socket};
 
 pub use order::{Contradiction, DecidedBy, LeftAlone, TierOrder};
 pub use tiers::{NODES_MAX, Pair, TIERS_MAX, Tiers, TiersError};
@@ -119,6 +119,20 @@ impl Topology {
     pub fn node_of_cpu(&self, cpu: u32) -> Option<NodeId> {
         let mut nodes = self.nodes.iter();
         nodes.find(|n| n.cpus.contains(&cpu)).map(|node| node.id)
+    }
+
+    /// The socket of each node: that of its own CPUs, or of the nearest.
+    pub fn sockets(&self) -> BTreeMap<NodeId, Socket> {
+        let with_cpus = || self.nodes.iter().filter(|node| node.has_cpus).enumerate();
+        let socket = |node: &Node| {
+            let nearest = with_cpus().min_by_key(|(_, other)| match other.id == node.id {
+                true => 0,
+                false => self.distance(other.id, node.id).unwrap_or(u32::MAX),
+            });
+            let number = nearest.map_or(0, |(number, _)| number);
+            (node.id, Socket::new(number))
+        };
+        self.nodes.iter().map(socket).collect()
     }
 
     /// The CPUs nearest to a node; empty if unknown.

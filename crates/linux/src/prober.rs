@@ -8,7 +8,11 @@
 //! at once, because the probes have every residue of these. Longer periods show sooner or later, because each look-up
 //! shifts the probes.
 
-use demeter_policy::{BLOCK_SIZE, Block, GuestVirtAddr, NodeId, PAGE_SIZE, Pid, Spread, VirtRange};
+use std::collections::BTreeMap;
+
+use demeter_policy::{
+    BLOCK_SIZE, Block, GuestVirtAddr, NodeId, PAGE_SIZE, Pid, Socket, Spread, VirtRange,
+};
 
 use crate::nodes::Tiers;
 use crate::pages::{PAGES_PER_CALL_MAX, PageState, Pages, PagesError};
@@ -39,6 +43,8 @@ fn probes(look: u64) -> [u64; PROBES as usize] {
 #[derive(Debug)]
 pub struct Prober {
     tiers: Tiers,
+    /// The socket of each node; the first for all others.
+    sockets: BTreeMap<NodeId, Socket>,
     /// Number of look-ups so far.
     looks: u64,
     addresses: Vec<GuestVirtAddr>,
@@ -50,10 +56,16 @@ impl Prober {
     pub fn new(tiers: Tiers) -> Self {
         Self {
             tiers,
+            sockets: BTreeMap::new(),
             looks: 0,
             addresses: vec![],
             states: vec![],
         }
+    }
+
+    /// Has it tell nodes of several sockets apart.
+    pub fn with_sockets(self, sockets: BTreeMap<NodeId, Socket>) -> Self {
+        Self { sockets, ..self }
     }
 
     /// Looks up each of `blocks`, in order. `space` are the process's sorted mappings.
@@ -142,11 +154,19 @@ impl Prober {
     /// Sums states, each of which represents `weight` pages.
     pub(crate) fn spread(&self, states: &[PageState], weight: u64) -> Spread {
         let mut spread = Spread::default();
+        let mut pages_by_socket = [0u16; Socket::MAX as usize];
+        let mut most = 0;
         for state in states {
             if let PageState::On(node) = state
                 && let Some(level) = self.tiers.of(*node)
             {
-                spread.0.get_mut(level).0 += weight * PAGE_SIZE;
+                spread.bytes.get_mut(level).0 += weight * PAGE_SIZE;
+                let socket = self.sockets.get(node).copied().unwrap_or_default();
+                let pages = &mut pages_by_socket[usize::from(socket.number())];
+                *pages += 1;
+                if *pages > most {
+                    (most, spread.socket) = (*pages, socket);
+                }
             }
         }
         spread
@@ -289,7 +309,7 @@ mod tests {
         let blocks: Vec<_> = (0..n).map(Block).collect();
         let got = prober().look(&mut pages, PID, &space, &blocks).unwrap();
         for (b, p) in got.iter().enumerate() {
-            assert_eq!(p.0.0[0].0, if b % 2 == 0 { BLOCK_SIZE } else { 0 });
+            assert_eq!(p.bytes.0[0].0, if b % 2 == 0 { BLOCK_SIZE } else { 0 });
         }
     }
 }

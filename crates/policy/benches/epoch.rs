@@ -288,7 +288,7 @@ impl Driver {
                 let whole = |&block: &Block| {
                     let resident = world.place(block).resident();
                     let mut spread = Spread::default();
-                    spread.0.0[usize::from(direction == Direction::Demotion)] = resident;
+                    spread.bytes.0[usize::from(direction == Direction::Demotion)] = resident;
                     spread
                 };
                 let places: Vec<_> = blocks.iter().map(whole).collect();

@@ -27,6 +27,7 @@ mod sample;
 pub mod served;
 mod share;
 mod significance;
+mod sockets;
 mod thinning;
 mod tier;
 mod tuning;
@@ -37,12 +38,13 @@ pub use addr::{
     PAGE_SIZE, PhysRange, Pid, VirtRange,
 };
 pub use heat::Heat;
-pub use placer::{Distances, Placer, Rooms};
+pub use placer::{Distances, Placer, Rooms, room_of_one};
 pub use planner::{FillThreshold, MoveBudget, Plan, Relocation, Room, Situation, plan};
 pub use ranking::{ClassifiedRange, RankedRange, rank};
 pub use residency::{Away, Block, ResidencyMap, Spread};
 pub use sample::{Observation, Sample};
 pub use share::{Share, divide};
+pub use sockets::{Socket, Sockets};
 pub use thinning::thinning;
 pub use tier::{ByLevel, LEVELS, Level, PerTier, Tier, TierBytes};
 pub use tuning::{OutOfBounds, SAMPLE_PERIOD_MAX, Tuning};

@@ -12,7 +12,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::{ByteCount, Level, NodeId};
+use crate::{BLOCK_SIZE, ByteCount, Level, NodeId};
 
 /// Distance to an unknown node.
 const FAR: u32 = u32::MAX;
@@ -22,6 +22,16 @@ pub type Rooms = BTreeMap<NodeId, ByteCount>;
 
 /// Distances (SLIT, 10 is local) from one node to another.
 pub type Distances = BTreeMap<(NodeId, NodeId), u32>;
+
+/// The part of a node's free memory that counts as its tier's, which has `nodes` nodes. Half a block here and half a block
+/// there make no block, so a node among several counts for nothing where no block fits. A little may be missing, as in the
+/// engine.
+pub fn room_of_one(free: ByteCount, nodes: usize) -> ByteCount {
+    match nodes > 1 && free.0 < BLOCK_SIZE - BLOCK_SIZE / 8 {
+        true => ByteCount(0),
+        false => free,
+    }
+}
 
 /// Chooses target nodes. See the module's text.
 #[derive(Debug, Clone)]
@@ -110,6 +120,13 @@ mod tests {
         let tiers = [&[0, 1][..], &[2, 3], &[4]];
         let numbers = |tier: &[u32]| tier.iter().copied().map(NodeId).collect();
         Placer::new(tiers.map(numbers).into(), distances)
+    }
+
+    #[test]
+    fn parts_of_a_block_on_several_nodes_are_no_room() {
+        let room = |bytes, nodes| room_of_one(ByteCount(bytes), nodes).0;
+        assert_eq!([room(MIB, 2), room(2 * MIB - 1, 2)], [0, 2 * MIB - 1]);
+        assert_eq!([room(5 * MIB, 2), room(MIB, 1)], [5 * MIB, MIB]);
     }
 
     fn rooms(mib: [u64; 5]) -> Rooms {

@@ -32,7 +32,7 @@
 use std::collections::BTreeMap;
 
 use crate::significance::z_squared;
-use crate::{BLOCK_SIZE, Block, ByteCount, Level, Pid, RankedRange, ResidencyMap, Share};
+use crate::{BLOCK_SIZE, Block, ByteCount, Level, Pid, RankedRange, ResidencyMap, Share, Sockets};
 
 /// Minimum ratio of densities in an exchange.
 const EXCHANGE_RATIO: f64 = 1.5;
@@ -123,8 +123,8 @@ pub struct Situation<'a> {
     pub residency: &'a ResidencyMap,
     /// Shares of fast memory by process; if empty, the hottest memory gets it.
     pub shares: &'a BTreeMap<Pid, Share>,
-    /// Each process's socket, if it is not 0.
-    pub sockets: &'a BTreeMap<Pid, u32>,
+    /// The sockets that processes run on, and free memory near each.
+    pub sockets: &'a Sockets,
     /// The boundary to plan for: the one below this tier, which is "fast memory" here.
     pub level: Level,
     /// Plans for faster boundaries. Their blocks are moving already, and their costs are spent.

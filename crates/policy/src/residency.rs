@@ -9,7 +9,9 @@ use known::Packed;
 pub(crate) use known::{FAILURES_MAX, Known};
 
 use crate::tier::Direction;
-use crate::{BLOCK_SIZE, ByLevel, ByteCount, GuestVirtAddr, Level, Pid, TierBytes, VirtRange};
+use crate::{
+    BLOCK_SIZE, ByLevel, ByteCount, GuestVirtAddr, Level, Pid, Socket, TierBytes, VirtRange,
+};
 
 /// The number of a 2 MiB block in a virtual address space, the unit of moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -37,29 +39,39 @@ impl Block {
     }
 }
 
-/// Bytes of one block by tier. Absent memory counts in none.
+/// Where one block lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Spread(pub ByLevel<ByteCount>);
+pub struct Spread {
+    /// Its bytes in each tier. Absent memory counts in none.
+    pub bytes: ByLevel<ByteCount>,
+    /// The socket nearest to the node with most of its bytes.
+    pub socket: Socket,
+}
 
 impl Spread {
     /// The bytes on both sides of the boundary below a tier: in that tier, and in all slower ones. Memory in a still
     /// faster tier is not counted.
     pub fn at(&self, level: Level) -> TierBytes {
-        let slower = level.slower().map(|slower| self.0.get(slower).0);
+        let slower = level.slower().map(|slower| self.bytes.get(slower).0);
         TierBytes {
-            fast: *self.0.get(level),
+            fast: *self.bytes.get(level),
             slow: ByteCount(slower.fold(0, u64::saturating_add)),
         }
     }
 
     /// Resident bytes.
     pub fn resident(&self) -> ByteCount {
-        ByteCount(self.0.0.iter().fold(0, |sum, b| b.0.saturating_add(sum)))
+        ByteCount(
+            self.bytes
+                .0
+                .iter()
+                .fold(0, |sum, b| b.0.saturating_add(sum)),
+        )
     }
 
     /// The tier, of `among`, with most of its bytes; if equal the second, else the faster.
     pub(crate) fn main_of(&self, among: impl Fn(Level) -> bool) -> Level {
-        let bytes = |level: Level| self.0.get(level).0;
+        let bytes = |level: Level| self.bytes.get(level).0;
         let others = [Level::Third, Level::Fourth, Level::First];
         let mut main = Level::Second;
         for level in others.into_iter().filter(|&level| among(level)) {
@@ -76,10 +88,18 @@ impl Spread {
     }
 }
 
+impl From<ByLevel<ByteCount>> for Spread {
+    /// On a machine of one socket.
+    fn from(bytes: ByLevel<ByteCount>) -> Self {
+        let socket = Socket::default();
+        Self { bytes, socket }
+    }
+}
+
 impl From<TierBytes> for Spread {
-    /// On a machine of two tiers.
+    /// On a machine of one socket and two tiers.
     fn from(TierBytes { fast, slow }: TierBytes) -> Self {
-        Self(ByLevel([fast, slow, ByteCount(0), ByteCount(0)]))
+        ByLevel([fast, slow, ByteCount(0), ByteCount(0)]).into()
     }
 }
 
@@ -141,7 +161,7 @@ pub(crate) struct Chunk {
     number: u64,
     known: Box<[Packed; CHUNK_BLOCKS]>,
     /// Sum over all known blocks.
-    sum: Spread,
+    sum: ByLevel<ByteCount>,
     known_blocks: u32,
     /// The epoch from which no block backs off.
     aside_until: u32,
@@ -167,7 +187,7 @@ impl Chunk {
         Self {
             number,
             known: Box::new([Packed::default(); CHUNK_BLOCKS]),
-            sum: Spread::default(),
+            sum: ByLevel::default(),
             known_blocks: 0,
             aside_until: 0,
         }
@@ -182,13 +202,13 @@ impl Chunk {
         let before = std::mem::replace(&mut self.known[at], Packed::pack(now));
         if let Some(before) = before.unpack() {
             for level in Level::ALL {
-                self.sum.0.get_mut(level).0 -= before.spread().0.get(level).0;
+                self.sum.get_mut(level).0 -= before.spread().bytes.get(level).0;
             }
             self.known_blocks -= 1;
         }
         if let Some(now) = now {
             for level in Level::ALL {
-                self.sum.0.get_mut(level).0 += now.spread().0.get(level).0;
+                self.sum.get_mut(level).0 += now.spread().bytes.get(level).0;
             }
             self.known_blocks += 1;
         }
@@ -209,6 +229,7 @@ impl ResidencyMap {
         let is_same_tier = |k: &Known| k.spread().main() == now.spread().main();
         let kept = before.map_or(now, |before| Known {
             pages: now.pages,
+            socket: now.socket,
             away: before.away.filter(|_| is_same_tier(&before)),
             ..before
         });
@@ -361,7 +382,7 @@ impl ResidencyMap {
             let first = chunk.first_block();
             let end = first + CHUNK_BLOCKS as u64;
             let part = match blocks.start <= first && end <= blocks.end {
-                true => chunk.sum.at(Level::First),
+                true => Spread::from(chunk.sum).at(Level::First),
                 false => {
                     let within = blocks.start.clamp(first, end) - first
                         ..blocks.end.clamp(first, end) - first;
@@ -389,7 +410,7 @@ impl ResidencyMap {
         self.chunks(pid).iter().map(move |chunk| KnownChunk {
             first: Block(chunk.first_block()),
             known: &chunk.known,
-            sum: chunk.sum.at(level),
+            sum: Spread::from(chunk.sum).at(level),
         })
     }
 
@@ -595,7 +616,7 @@ mod tests {
     /// The place of a block that is wholly in one tier.
     fn all_in(level: Level) -> Spread {
         let bytes = |at| ByteCount(if at == level { BLOCK_SIZE } else { 0 });
-        Spread(ByLevel::from_fn(bytes))
+        ByLevel::from_fn(bytes).into()
     }
 
     #[test]

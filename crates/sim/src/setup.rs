@@ -323,11 +323,12 @@ impl WorldSetup {
         let sizes = self.sizes.nodes.iter();
         let nodes = match needs.tiering {
             Tiering::Guest => {
-                let levels = self.nodes.iter().map(|node| node.level);
-                let nodes = sizes.zip(levels);
-                nodes
-                    .map(|(&bytes, level)| NodeConfig { bytes, level })
-                    .collect()
+                let node = |(&bytes, node): (&ByteCount, &NodeModel)| NodeConfig {
+                    bytes,
+                    level: node.level,
+                    socket: node.socket,
+                };
+                sizes.zip(&self.nodes).map(node).collect()
             }
             Tiering::Hypervisor | Tiering::Hardware => {
                 let all = sizes.map(|node| node.0).sum();

@@ -10,8 +10,6 @@ use demeter_policy::engine::{Input, Misuse};
 use super::machine::Change;
 use super::process::Process;
 use super::{Agent, AgentError};
-use crate::mover::Mover;
-use crate::prober::Prober;
 use crate::targets::{Target, TargetsError};
 
 impl Agent {
@@ -23,10 +21,9 @@ impl Agent {
             Ok(Change::Amounts) => {}
             Ok(Change::Nodes) => {
                 tracing::info!("the nodes by tier are {} now", self.machine.tiers());
-                let tiers = self.machine.tiers();
-                self.prober = Prober::new(tiers.clone());
-                self.mover = Mover::new(tiers.clone(), false);
-                self.rules.managed = tiers.nodes().collect();
+                self.prober = self.machine.prober();
+                self.mover = self.machine.mover();
+                self.rules.managed = self.machine.tiers().nodes().collect();
             }
             Ok(Change::Tiers) => return Err(AgentError::OtherTiers),
             // The remaining nodes make no tiers: the former tiers stay, and a removed node has no free memory.
@@ -77,7 +74,8 @@ impl Agent {
         for (&pid, process) in &mut self.processes {
             if self.machine.has_choice() {
                 process.look_where_it_runs(&self.root, |cpu| self.machine.node_of_cpu(cpu));
-                let socket = process.near().map_or(0, |node| node.0);
+                let socket = process.near().map(|node| self.machine.socket_of(node));
+                let socket = socket.unwrap_or_default();
                 if process.socket != socket {
                     self.engine.push(Input::Near { pid, socket })?;
                     process.socket = socket;

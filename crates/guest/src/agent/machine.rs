@@ -6,11 +6,13 @@ use std::time::{Duration, Instant};
 
 use demeter_policy::engine::{Direction, NodeFacts};
 use demeter_policy::{
-    BLOCK_SIZE, Block, ByLevel, ByteCount, Level, NodeId, Pid, Placer, Relocation, Rooms,
+    BLOCK_SIZE, Block, ByLevel, ByteCount, Level, NodeId, Pid, Placer, Relocation, Rooms, Socket,
+    room_of_one,
 };
 
 use crate::config::Config;
 use crate::latency::{self, LoadProbe};
+use crate::mover::Mover;
 use crate::nodes::{NodeMemory, NodesError, TierOrder, Tiers, Topology};
 use crate::pages::{Pages, PagesError};
 use crate::prober::Prober;
@@ -24,6 +26,7 @@ pub(super) struct Machine {
     measured_ns: BTreeMap<NodeId, u32>,
     load: LoadProbe,
     topology: Topology,
+    sockets: BTreeMap<NodeId, Socket>,
     order: TierOrder,
     placer: Placer,
     /// CPUs that programs run on.
@@ -32,6 +35,8 @@ pub(super) struct Machine {
     present: BTreeMap<NodeId, ByteCount>,
     /// Nodes with memory that went offline lately, and until when nothing moves to them.
     draining: BTreeMap<NodeId, Instant>,
+    /// Memory that the present plan has demoted from each node, and that no promotion has taken yet.
+    vacated: BTreeMap<NodeId, ByteCount>,
 }
 
 /// A change of a machine.
@@ -66,11 +71,13 @@ impl Machine {
             measured_ns,
             load,
             placer: placer(&order.tiers, &topology),
+            sockets: topology.sockets(),
             topology,
             order,
             cpus,
             present: BTreeMap::new(),
             draining: BTreeMap::new(),
+            vacated: BTreeMap::new(),
         };
         machine.look_what_drains();
         Ok(machine)
@@ -99,6 +106,7 @@ impl Machine {
             self.cpus = u32::try_from(cpus_now).unwrap_or(u32::MAX).max(1);
         }
         self.placer = placer(&order.tiers, &topology);
+        self.sockets = topology.sockets();
         (self.topology, self.order) = (topology, order);
         let has_more = self.sizes() != sizes_before || cpus_before != cpus_now;
         Ok(match change {
@@ -181,14 +189,36 @@ impl Machine {
                 && !self.draining.contains_key(&node)
             {
                 // Summed by node: one node's reserve cannot be used on another.
-                sum.get_mut(level).free.0 += facts(memory).usable().0;
+                let usable = facts(memory).usable();
+                let room = room_of_one(usable, self.tiers().at(level).len());
+                sum.get_mut(level).free.0 += room.0;
             }
         }
         Ok(sum)
     }
 
-    /// Current free memory of each tier, and its latency under load now.
+    /// Current free memory of each tier near each socket, if programs run on several.
+    pub fn rooms_by_socket(&self) -> BTreeMap<(Level, Socket), ByteCount> {
+        let mut rooms = BTreeMap::new();
+        let several = self
+            .sockets
+            .values()
+            .any(|socket| *socket != Socket::default());
+        if !several || !self.has_choice() {
+            return rooms;
+        }
+        for (node, room) in self.rooms() {
+            if let Some(level) = self.tiers().of(node) {
+                let sum: &mut ByteCount = rooms.entry((level, self.socket_of(node))).or_default();
+                sum.0 = sum.0.saturating_add(room.0);
+            }
+        }
+        rooms
+    }
+
+    /// Current free memory of each tier, and its latency under load now, for a new plan.
     pub fn facts_under_load(&mut self) -> Result<ByLevel<NodeFacts>, NodesError> {
+        self.vacated.clear();
         let mut facts = self.facts()?;
         let latency_ns = self.load.of_tiers(&self.order.tiers);
         for (facts, latency_ns) in facts.0.iter_mut().zip(latency_ns.0) {
@@ -202,9 +232,24 @@ impl Machine {
         self.topology.node_of_cpu(cpu)
     }
 
+    /// The socket of a node, or of a process that runs near it.
+    pub fn socket_of(&self, node: NodeId) -> Socket {
+        self.sockets.get(&node).copied().unwrap_or_default()
+    }
+
+    /// A prober of its nodes.
+    pub fn prober(&self) -> Prober {
+        Prober::new(self.tiers().clone()).with_sockets(self.sockets.clone())
+    }
+
+    /// A mover between its nodes.
+    pub fn mover(&self) -> Mover {
+        Mover::new(self.tiers().clone(), false).with_sockets(self.sockets.clone())
+    }
+
     /// The target node of each block of a process whose threads run near `near`.
     pub fn targets(
-        &self,
+        &mut self,
         pages: &mut dyn Pages,
         prober: &mut Prober,
         (level, direction): (Level, Direction),
@@ -226,7 +271,12 @@ impl Machine {
         let mut rooms = self.rooms();
         if direction == Direction::Promotion {
             let near = near.unwrap_or(first);
-            let to = |r: &Relocation| self.placer.promote(level, near, r.bytes, &mut rooms);
+            let to = |r: &Relocation| {
+                let to = self.placer.promote(level, near, r.bytes, &mut rooms);
+                let vacated = self.vacated.entry(to).or_default();
+                vacated.0 = vacated.0.saturating_sub(r.bytes.0);
+                to
+            };
             return Ok(batch.iter().map(to).collect());
         }
         let blocks: Vec<Block> = batch.iter().map(|r| r.block).collect();
@@ -234,6 +284,8 @@ impl Machine {
         let from = prober.main_nodes(pages, pid, &blocks, leaves)?;
         let to = |(r, from): (&Relocation, Option<NodeId>)| {
             let from = from.or(near).unwrap_or(first);
+            let vacated = self.vacated.entry(from).or_default();
+            vacated.0 = vacated.0.saturating_add(r.bytes.0);
             self.placer.demote(level, from, r.bytes, &mut rooms)
         };
         Ok(batch.iter().zip(from).map(to).collect())
@@ -245,7 +297,13 @@ impl Machine {
         let rooms = self.tiers().nodes().zip(memory.unwrap_or_default());
         rooms
             .filter(|(node, _)| !self.draining.contains_key(node))
-            .map(|(node, memory)| (node, facts(memory).usable()))
+            .map(|(node, memory)| {
+                // Pages that a demotion has freed may wait on a CPU's list.
+                let vacated = self.vacated.get(&node).copied().unwrap_or_default();
+                let on_lists = vacated.0.min(memory.held_by_cpus.0);
+                let room = facts(memory).usable().0.saturating_add(on_lists);
+                (node, ByteCount(room))
+            })
             .collect()
     }
 }

@@ -192,9 +192,9 @@ impl Agent {
             clock: Clock::live(),
             warned: None,
             config,
-            mover: Mover::new(machine.tiers().clone(), false),
+            mover: machine.mover(),
             huge_pages,
-            prober: Prober::new(machine.tiers().clone()),
+            prober: machine.prober(),
             machine,
             followed: Instant::now(),
             cpu_time: CpuTime::new(cpus),
@@ -312,6 +312,9 @@ impl Agent {
                         engine::Stage::Moving => self.machine.facts()?,
                         _ => self.machine.facts_under_load()?,
                     };
+                    for (place, free) in self.machine.rooms_by_socket() {
+                        self.engine.push(Input::Room { place, free })?;
+                    }
                     self.engine.push(Input::Nodes(facts))?;
                 }
                 Request::Move { pid, .. } => {

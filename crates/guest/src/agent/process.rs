@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use demeter_linux::cpu::last_runs;
-use demeter_policy::{ByteCount, GuestVirtAddr, NodeId, Pid, Share, VirtRange};
+use demeter_policy::{ByteCount, GuestVirtAddr, NodeId, Pid, Share, Socket, VirtRange};
 
 use super::Clock;
 use super::contracts::{Contracts, Hold, LeftAlone, ReadingBudget, Rules};
@@ -27,7 +27,7 @@ pub(super) struct Process {
     /// Its share of fast memory, as the engine knows it.
     pub share: Option<Share>,
     /// The socket that it runs on, as the engine knows it.
-    pub socket: u32,
+    pub socket: Socket,
     /// CPU ticks of its threads at the last check.
     ticks: BTreeMap<Pid, u64>,
     /// CPU ticks of its threads on each node, halved at each check.
@@ -58,7 +58,7 @@ impl Process {
         Self {
             target,
             share: None,
-            socket: 0,
+            socket: Socket::default(),
             ticks: BTreeMap::new(),
             ran_on: BTreeMap::new(),
             hindrance: None,

@@ -58,7 +58,9 @@ impl Tracker for Shared {
         for (pid, first, hot, blocks) in &programs {
             for _ in 0..300 {
                 script.drawn += 1;
-                let spread = script.drawn.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20;
+                let mixed = script.drawn.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+                // Without a second mix, some blocks are hit a hundred times as often as others.
+                let spread = (mixed ^ mixed >> 31).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 20;
                 let block = match script.drawn % 20 {
                     0 => spread % blocks,
                     _ => hot.start + spread % (hot.end - hot.start),
@@ -227,22 +229,26 @@ fn program(pid: u32, cpu: u32, lies: &[(u32, u64)], hot: std::ops::Range<u64>) -
 
 #[test]
 fn each_sockets_program_is_promoted_to_its_own_dram() {
-    // Each program has filled its socket's DRAM with cold memory, and its hot memory lies in CXL memory.
+    // The programs have filled all DRAM with cold memory, some of it on the other socket, and their hot memory lies in CXL
+    // memory.
     let programs = [
-        program(70, 0, &[(0, 90), (2, 100)], 120..160),
-        program(71, 1, &[(1, 90), (3, 100)], 120..160),
+        program(70, 0, &[(1, 20), (0, 70), (2, 100)], 120..160),
+        program(71, 1, &[(0, 20), (1, 70), (3, 100)], 120..160),
     ];
-    let mut w = World::new(&DRAM_AND_CXL, &DISTANCES, &[9, 9, 200, 200], &programs);
+    let mut w = World::new(&DRAM_AND_CXL, &DISTANCES, &[1, 1, 200, 200], &programs);
     w.steps(60);
     let (of_0, of_1) = (w.hot_on(&programs[0]), w.hot_on(&programs[1]));
-    // Some blocks of the other socket took memory that was free at first.
-    assert!(of_0[0] >= 30 && of_0[0] + of_0[1] == 40, "{of_0:?}");
-    assert!(of_1[1] >= 30 && of_1[0] + of_1[1] == 40, "{of_1:?}");
+    // One block of either may have taken memory that was free at first.
+    assert!(of_0[0] >= 39 && of_0[0] + of_0[1] == 40, "{of_0:?}");
+    assert!(of_1[1] >= 39 && of_1[0] + of_1[1] == 40, "{of_1:?}");
     let tiers = w.status.get().tiers;
     let nodes: Vec<_> = tiers.iter().map(|tier| &tier.nodes[..]).collect();
     assert_eq!(nodes, [[0, 1], [2, 3]]);
-    assert_eq!(w.kernel.lock().on(programs[0].pid, NodeId(3)).0, 0);
-    assert_eq!(w.kernel.lock().on(programs[1].pid, NodeId(2)).0, 0);
+    // Only memory that lay on the other socket stays there.
+    for (program, cxl) in programs.iter().zip([3, 2]) {
+        let on = w.kernel.lock().on(program.pid, NodeId(cxl)).0;
+        assert!(on <= 20 * BLOCK_SIZE, "{on}");
+    }
     drop(w.root);
 }
 

@@ -3,7 +3,7 @@
 use demeter_policy::engine::{Direction, Input, NodeFacts, Request};
 use demeter_policy::{
     BLOCK_SIZE, Block, ByLevel, ByteCount, GuestVirtAddr, LEVELS, Level, Observation, Pid,
-    Relocation, Sample, Share, Spread, VirtRange,
+    Relocation, Sample, Share, Socket, Spread, VirtRange,
 };
 
 use super::format::{Bytes, Fault, put, put_step};
@@ -43,6 +43,7 @@ mod tag {
     pub(super) const MACHINE: u8 = 21;
     pub(super) const COLLAPSED: u8 = 22;
     pub(super) const THINNED: u8 = 23;
+    pub(super) const ROOM: u8 = 24;
 
     pub(super) const REFRESH: u8 = 32;
     pub(super) const SAMPLES: u8 = 33;
@@ -62,6 +63,16 @@ struct LastSample {
     addr: u64,
 }
 
+fn space(pid: Pid, vmas: &[VirtRange], to: &mut Vec<u8>) {
+    tagged(to, tag::SPACE, [pid.0.into(), vmas.len() as u64]);
+    let mut end = 0;
+    for vma in vmas {
+        put_step(to, end, vma.start().0);
+        put(to, vma.len().0);
+        end = vma.end().0;
+    }
+}
+
 /// Encodes events.
 #[derive(Debug, Default)]
 pub(super) struct Encoder {
@@ -74,15 +85,7 @@ impl Encoder {
             Input::Epoch => to.push(tag::EPOCH),
             Input::Started(pid) => tagged(to, tag::STARTED, [pid.0.into()]),
             Input::Ended(pid) => tagged(to, tag::ENDED, [pid.0.into()]),
-            Input::Space { pid, vmas } => {
-                tagged(to, tag::SPACE, [pid.0.into(), vmas.len() as u64]);
-                let mut end = 0;
-                for vma in vmas {
-                    put_step(to, end, vma.start().0);
-                    put(to, vma.len().0);
-                    end = vma.end().0;
-                }
-            }
+            Input::Space { pid, vmas } => space(pid, vmas, to),
             Input::Share {
                 pid,
                 share: Some(share),
@@ -99,7 +102,16 @@ impl Encoder {
                 tagged(to, tag::MACHINE, sizes.0.map(|bytes| bytes.0));
                 put(to, cpus.into());
             }
-            Input::Near { pid, socket } => tagged(to, tag::NEAR, [pid.0.into(), socket.into()]),
+            Input::Near { pid, socket } => {
+                tagged(to, tag::NEAR, [pid.0.into(), socket.number().into()])
+            }
+            Input::Room {
+                place: (level, socket),
+                free,
+            } => {
+                let numbers = [level.index() as u64, socket.number().into(), free.0];
+                tagged(to, tag::ROOM, numbers);
+            }
             Input::BalloonWants(bytes) => tagged(to, tag::BALLOON_WANTS, [bytes.0]),
             Input::Thinned(thinning) => tagged(to, tag::THINNED, [thinning.into()]),
             Input::Paused(true) => to.push(tag::PAUSED),
@@ -222,22 +234,28 @@ fn put_relocations(to: &mut Vec<u8>, blocks: &[Relocation]) {
 /// A block that is spread over several tiers, or only partly resident.
 const SPREAD: u8 = 1 + LEVELS as u8;
 
-/// Encodes placements; a block in one tier, or an absent one, takes one byte.
+/// Number of kinds of placements: absent, in one tier, and spread.
+const KINDS: u64 = 2 + LEVELS as u64;
+
+/// Encodes placements: the kind, and [`KINDS`] times the socket. On a machine of a few sockets, a block in one tier, or an
+/// absent one, takes one byte.
 fn put_placements(to: &mut Vec<u8>, spreads: &[Spread]) {
     put(to, spreads.len() as u64);
     for spread in spreads {
-        match (0..=LEVELS as u8).find(|&whole| in_one(whole) == *spread) {
-            Some(whole) => to.push(whole),
-            None => tagged(to, SPREAD, spread.0.0.map(|bytes| bytes.0)),
+        let whole = (0..SPREAD).find(|&whole| in_one(whole) == spread.bytes);
+        let kind = u64::from(whole.unwrap_or(SPREAD));
+        put(to, kind + KINDS * u64::from(spread.socket.number()));
+        if whole.is_none() {
+            spread.bytes.0.iter().for_each(|bytes| put(to, bytes.0));
         }
     }
 }
 
 /// A whole block in a tier, counted from 1 for the fastest; 0 means an absent block.
-fn in_one(whole: u8) -> Spread {
+fn in_one(whole: u8) -> ByLevel<ByteCount> {
     let is_there = |level: Level| level.index() + 1 == usize::from(whole);
     let bytes = |level| ByteCount(if is_there(level) { BLOCK_SIZE } else { 0 });
-    Spread(ByLevel::from_fn(bytes))
+    ByLevel::from_fn(bytes)
 }
 
 /// Decodes events. Its buffers hold the lists that events borrow.
@@ -280,7 +298,11 @@ impl Decoder {
             tag::MACHINE => machine(from)?,
             tag::NEAR => Input::Near {
                 pid: pid(from)?,
-                socket: from.number_u32()?,
+                socket: known_socket(from.number()?)?,
+            },
+            tag::ROOM => Input::Room {
+                place: (known_level(from.number()?)?, known_socket(from.number()?)?),
+                free: bytes(from)?,
             },
             tag::BALLOON_WANTS => Input::BalloonWants(bytes(from)?),
             tag::THINNED => Input::Thinned(from.number_u32()?),
@@ -360,8 +382,7 @@ impl Decoder {
             tag::READ_NODES => Request::ReadNodes,
             tag::PROMOTE | tag::DEMOTE => {
                 let pid = pid(from)?;
-                let level = Level::new(usize::from(from.byte()?));
-                let level = level.ok_or(Fault::Malformed("a tier that no machine has"))?;
+                let level = known_level(from.number()?)?;
                 let blocks = self.read_relocations(pid, from)?;
                 Request::Move {
                     pid,
@@ -428,16 +449,17 @@ impl Decoder {
     fn read_placements(&mut self, from: &mut Bytes<'_>) -> Result<&[Spread], Fault> {
         self.placements.clear();
         for _ in 0..from.count()? {
-            self.placements.push(match from.byte()? {
-                whole if whole < SPREAD => in_one(whole),
-                SPREAD => {
-                    let mut spread = Spread::default();
-                    for part in &mut spread.0.0 {
-                        *part = bytes(from)?;
-                    }
-                    spread
+            let number = from.number()?;
+            let (socket, kind) = (number / KINDS, (number % KINDS) as u8);
+            let mut by_level = in_one(kind);
+            if kind == SPREAD {
+                for part in &mut by_level.0 {
+                    *part = bytes(from)?;
                 }
-                _ => return Err(Fault::Malformed("a place of an unknown kind")),
+            }
+            self.placements.push(Spread {
+                bytes: by_level,
+                socket: known_socket(socket)?,
             });
         }
         Ok(&self.placements)
@@ -455,6 +477,20 @@ fn machine(from: &mut Bytes<'_>) -> Result<Input<'static>, Fault> {
 
 fn pid(from: &mut Bytes<'_>) -> Result<Pid, Fault> {
     Ok(Pid(from.number_u32()?))
+}
+
+/// A tier by its number.
+fn known_level(number: u64) -> Result<Level, Fault> {
+    let level = usize::try_from(number).ok().and_then(Level::new);
+    level.ok_or(Fault::Malformed("a tier that no machine has"))
+}
+
+/// A socket by its number.
+fn known_socket(number: u64) -> Result<Socket, Fault> {
+    match number < Socket::MAX.into() {
+        true => Ok(Socket::new(number as usize)),
+        false => Err(Fault::Malformed("a socket beyond the last one")),
+    }
 }
 
 fn bytes(from: &mut Bytes<'_>) -> Result<ByteCount, Fault> {

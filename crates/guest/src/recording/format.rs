@@ -17,7 +17,7 @@ use demeter_policy::{ByLevel, ByteCount, Level, Tuning};
 use crate::status::TierStatus;
 
 /// The version that is written and read.
-pub const VERSION: u16 = 18;
+pub const VERSION: u16 = 19;
 
 pub(super) const MAGIC: &[u8; 8] = b"demflght";
 pub(super) const PREFIX_BYTES: usize = 10;

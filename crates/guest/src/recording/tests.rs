@@ -7,7 +7,7 @@ use demeter_policy::engine::conformance::{Rig, Script, hot_set};
 use demeter_policy::engine::{Direction, Input, NodeFacts, Request};
 use demeter_policy::{
     BLOCK_SIZE, Block, ByLevel, ByteCount, GuestVirtAddr, LEVELS, Level, Observation, Pid,
-    Relocation, Sample, Share, Spread, VirtRange,
+    Relocation, Sample, Share, Socket, Spread, VirtRange,
 };
 use proptest::prelude::*;
 
@@ -228,7 +228,11 @@ fn any_input() -> impl Strategy<Value = Input<'static>> {
         pid().prop_map(Input::Started),
         pid().prop_map(Input::Ended),
         bytes().prop_map(Input::BalloonWants),
-        (pid(), any::<u32>()).prop_map(|(pid, socket)| Input::Near { pid, socket }),
+        (pid(), socket()).prop_map(|(pid, socket)| Input::Near { pid, socket }),
+        (0..LEVELS, socket(), bytes()).prop_map(|(level, socket, free)| Input::Room {
+            place: (Level::ALL[level], socket),
+            free,
+        }),
         (pid(), any::<bool>(), any::<u32>(), bytes()).prop_map(|(pid, has, n, guarantee)| {
             let (group, weight) = (n, n / 2);
             let share = has.then_some(Share {
@@ -275,8 +279,15 @@ fn any_input() -> impl Strategy<Value = Input<'static>> {
     ]
 }
 
+fn socket() -> impl Strategy<Value = Socket> {
+    (0..usize::from(Socket::MAX)).prop_map(Socket::new)
+}
+
 fn any_event() -> impl Strategy<Value = Any> {
-    let place = || prop::array::uniform4(bytes()).prop_map(|by| Spread(ByLevel(by)));
+    let place = || {
+        let bytes = prop::array::uniform4(bytes()).prop_map(ByLevel);
+        (bytes, socket()).prop_map(|(bytes, socket)| Spread { bytes, socket })
+    };
     let places = || prop::collection::vec(place(), 0..20);
     let range = (number(), number()).prop_filter_map("empty", |(a, b)| {
         VirtRange::new(GuestVirtAddr(a.min(b)), GuestVirtAddr(a.max(b)))

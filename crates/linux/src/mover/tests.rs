@@ -72,7 +72,7 @@ proptest! {
             let before = w.pages.lock().free[&FAST] / BLOCK_SIZE;
             let told = w.promote(pid, 0..part);
             let moved = part.min(before);
-            prop_assert_eq!(told.iter().map(|p| p.0.0[0].0).sum::<u64>(), moved * BLOCK_SIZE);
+            prop_assert_eq!(told.iter().map(|p| p.bytes.0[0].0).sum::<u64>(), moved * BLOCK_SIZE);
             prop_assert_eq!(w.pages.lock().on(pid, FAST).0, moved * BLOCK_SIZE);
         }
         // And back.

@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{ByHeat, Config, Direction, Engine, Gain, Input, NodeFacts, Request, Stage, Strategy};
 use crate::chance::Chance;
 use crate::{
-    BLOCK_SIZE, Block, ByLevel, ByteCount, GuestVirtAddr, PerTier, Pid, Sample, Spread, Tuning,
-    VirtRange,
+    BLOCK_SIZE, Block, ByLevel, ByteCount, GuestVirtAddr, PerTier, Pid, Sample, Spread, TierBytes,
+    Tuning, VirtRange,
 };
 
 /// The only process of a script.
@@ -212,12 +212,11 @@ impl MapKernel {
             let here = self.in_fast.get(&block) == Some(&in_fast);
             ByteCount(if here { BLOCK_SIZE } else { 0 })
         };
-        Spread(ByLevel([
-            bytes(true),
-            bytes(false),
-            ByteCount(0),
-            ByteCount(0),
-        ]))
+        TierBytes {
+            fast: bytes(true),
+            slow: bytes(false),
+        }
+        .into()
     }
 
     /// Moves a block, if it is movable and there is free memory.

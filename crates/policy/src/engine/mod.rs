@@ -66,7 +66,7 @@ pub use strategy::{ByHeat, Classify, Config, LookUps, Strategy};
 
 use crate::{
     BLOCK_SIZE, Block, ByLevel, ByteCount, Observation, Pid, RankedRange, ResidencyMap, Sample,
-    Share, Spread, VirtRange, WorkingSet, working_set,
+    Share, Socket, Sockets, Spread, VirtRange, WorkingSet, working_set,
 };
 
 /// Number of epochs without moves after which every second epoch, or more, is skipped. A stable workload is disturbed
@@ -139,8 +139,8 @@ pub struct Engine<S: Strategy = ByHeat> {
     residency: ResidencyMap,
     /// Shares of processes that have one.
     shares: BTreeMap<Pid, Share>,
-    /// Each process's socket, if it is not 0.
-    sockets: BTreeMap<Pid, u32>,
+    /// The sockets that processes run on, and free memory near each.
+    sockets: Sockets,
     /// Ranking of the last plan; empty while nothing is accessed.
     ranking: Vec<RankedRange>,
     /// Share of accesses that the hottest memory serves. A restored engine measures it anew.
@@ -187,7 +187,7 @@ impl<S: Strategy> Engine<S> {
             processes: BTreeMap::new(),
             residency: ResidencyMap::default(),
             shares: BTreeMap::new(),
-            sockets: BTreeMap::new(),
+            sockets: Sockets::default(),
             ranking: vec![],
             served: Served::default(),
             look_ups: vec![],
@@ -267,6 +267,7 @@ impl<S: Strategy> Engine<S> {
             (Input::Share { pid, share }, _) => self.set_share(pid, share)?,
             (Input::Machine { sizes, cpus }, _) => self.set_machine(sizes, cpus)?,
             (Input::Near { pid, socket }, _) => self.set_socket(pid, socket)?,
+            (Input::Room { place, free }, _) => self.sockets.set_room(place, bounded(free)?),
             (Input::BalloonWants(wanted), _) => self.make_room(bounded(wanted)?),
             (Input::Thinned(thinning), _) => self.thin(thinning),
             (Input::Paused(paused), _) => self.pause(paused),
@@ -481,7 +482,7 @@ impl<S: Strategy> Engine<S> {
         }
         self.residency.forget(pid);
         self.shares.remove(&pid);
-        self.sockets.remove(&pid);
+        self.sockets.of.remove(&pid);
         self.ranking.retain(|r| r.pid != pid);
         self.wanted.retain(|(p, _)| *p != pid);
         self.moves.forget(pid);
@@ -536,19 +537,18 @@ impl<S: Strategy> Engine<S> {
         }
         self.config.sizes = sizes;
         self.strategy.set_cpus(cpus);
+        // Nodes may have gone.
+        self.sockets.rooms.clear();
         // Free memory has changed.
         self.usable = None;
         Ok(())
     }
 
-    fn set_socket(&mut self, pid: Pid, socket: u32) -> Result<(), Misuse> {
+    fn set_socket(&mut self, pid: Pid, socket: Socket) -> Result<(), Misuse> {
         if !self.processes.contains_key(&pid) {
             return Err(Misuse::UnknownProcess(pid));
         }
-        match socket {
-            0 => self.sockets.remove(&pid),
-            _ => self.sockets.insert(pid, socket),
-        };
+        self.sockets.of.insert(pid, socket);
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 
 use crate::tier::Direction;
 use crate::{
-    Block, ByLevel, ByteCount, Level, Observation, Pid, Relocation, Sample, Share, Spread,
+    Block, ByLevel, ByteCount, Level, Observation, Pid, Relocation, Sample, Share, Socket, Spread,
     VirtRange,
 };
 
@@ -33,13 +33,21 @@ pub enum Input<'a> {
         /// Its share.
         share: Option<Share>,
     },
-    /// The socket on which a process runs; 0 by default. An exchange prefers to demote memory of a process on the same
-    /// socket, so that promoted memory finds room there.
+    /// The socket on which a process runs; the first by default. An exchange prefers to demote memory that lies near
+    /// this socket, so that promoted memory finds room there.
     Near {
         /// The process.
         pid: Pid,
-        /// The socket's number.
-        socket: u32,
+        /// The socket.
+        socket: Socket,
+    },
+    /// Free memory of a tier near a socket, of machines with several. It comes before [`Input::Nodes`]. A promotion
+    /// uses free memory near its process, then an exchange with memory there, then free memory elsewhere.
+    Room {
+        /// The tier and the socket.
+        place: (Level, Socket),
+        /// Free memory that moves may use.
+        free: ByteCount,
     },
     /// The machine's sizes or CPUs have changed.
     Machine {
@@ -211,6 +219,7 @@ impl Input<'_> {
             Self::Space { .. } => "space",
             Self::Share { .. } => "share",
             Self::Near { .. } => "near",
+            Self::Room { .. } => "room",
             Self::Machine { .. } => "machine",
             Self::BalloonWants(_) => "balloon wants",
             Self::Thinned(_) => "thinned",

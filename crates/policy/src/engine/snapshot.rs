@@ -10,7 +10,7 @@ use crate::numbers::{NotAState, Numbers};
 use crate::residency::{FAILURES_MAX, Known};
 use crate::{
     Away, BLOCK_SIZE, Block, ByLevel, ByteCount, GuestVirtAddr, LEVELS, Level, Pid, RankedRange,
-    Share, Spread, VirtRange,
+    Share, Socket, Spread, VirtRange,
 };
 
 /// More than any of these counters reaches.
@@ -63,6 +63,10 @@ where
             to.extend([ranked.count.to_bits(), ranked.born_epoch.into()]);
         }
         self.strategy.save(&mut to);
+        to.push(self.sockets.rooms.len() as u64);
+        for ((level, socket), room) in &self.sockets.rooms {
+            to.extend([level.index() as u64, socket.number().into(), room.0]);
+        }
         let f = self.figures;
         to.extend([f.epochs, f.samples, f.samples_lost, f.samples_astray]);
         to.extend([f.tried.0, f.promoted.0, f.demoted.0, f.collapsed.0]);
@@ -71,8 +75,8 @@ where
             to.push(pid.0.into());
             let share = self.shares.get(pid);
             let flags = u64::from(process.all_known) | u64::from(share.is_some()) << 1;
-            let socket = self.sockets.get(pid).copied().unwrap_or(0);
-            to.extend([flags, process.next_recheck.0, socket.into()]);
+            let socket = self.sockets.of(*pid);
+            to.extend([flags, process.next_recheck.0, socket.number().into()]);
             if let Some(share) = share {
                 to.extend([share.group.into(), share.guarantee.0, share.weight.into()]);
             }
@@ -89,7 +93,9 @@ where
             for (block, known) in blocks {
                 to.push(block.0 - next);
                 next = block.0 + 1;
-                to.extend(known.spread().0.0.map(|bytes| bytes.0));
+                let spread = known.spread();
+                to.extend(spread.bytes.0.map(|bytes| bytes.0));
+                to.push(spread.socket.number().into());
                 to.extend([known.aside_until, known.failures.into()].map(u64::from));
                 to.push(known.away.map_or(0, |Away { home, now }| {
                     (1 + home.index() * LEVELS + now.index()) as u64
@@ -155,6 +161,12 @@ where
             });
         }
         engine.strategy.restore(from)?;
+        for _ in 0..from.next((LEVELS * usize::from(Socket::MAX)) as u64)? {
+            let level = Level::new(from.next(LEVELS as u64 - 1)? as usize);
+            let place = (from.known(level)?, socket(from)?);
+            let room = ByteCount(from.next(BYTES_MAX)?);
+            engine.sockets.set_room(place, room);
+        }
         let mut count = || from.next(COUNT_MAX);
         engine.figures = Figures {
             epochs: count()?,
@@ -183,10 +195,7 @@ where
         let flags = from.next(3)?;
         process.all_known = flags & 1 == 1;
         process.next_recheck = Block(from.next(u64::MAX / BLOCK_SIZE + 1)?);
-        let socket = from.next_u32()?;
-        if socket != 0 {
-            self.sockets.insert(pid, socket);
-        }
+        self.sockets.of.insert(pid, socket(from)?);
         if flags & 2 != 0 {
             let share = Share {
                 group: from.next_u32()?,
@@ -212,10 +221,11 @@ where
             next = from.known(block.checked_add(1))?;
             let mut spread = Spread::default();
             let mut left = BLOCK_SIZE;
-            for bytes in &mut spread.0.0 {
+            for bytes in &mut spread.bytes.0 {
                 bytes.0 = from.next(left)?;
                 left -= bytes.0;
             }
+            spread.socket = socket(from)?;
             let mut known = Known::at(spread);
             known.aside_until = from.next_u32()?;
             known.failures = (from.next(u8::MAX.into())? as u8).min(FAILURES_MAX);
@@ -231,4 +241,9 @@ where
         self.processes.insert(pid, process);
         Ok(())
     }
+}
+
+fn socket(from: &mut Numbers<'_>) -> Result<Socket, NotAState> {
+    let number = from.next(u64::from(Socket::MAX) - 1)?;
+    Ok(Socket::new(number as usize))
 }

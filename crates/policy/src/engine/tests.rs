@@ -33,7 +33,7 @@ fn first_block() -> u64 {
 
 /// Number of these blocks in fast memory.
 fn in_fast(plain: &Plain, blocks: std::ops::Range<u64>) -> usize {
-    let is_fast = |b: &u64| plain.kernel.locate(Block(first_block() + b)).0.0[0].0 > 0;
+    let is_fast = |b: &u64| plain.kernel.locate(Block(first_block() + b)).bytes.0[0].0 > 0;
     blocks.filter(is_fast).count()
 }
 

@@ -45,7 +45,7 @@ impl Machine {
     fn locate(&self, block: Block) -> Spread {
         let lies = self.lies[(block.0 - FIRST) as usize];
         let bytes = |level| ByteCount(if level == lies { BLOCK_SIZE } else { 0 });
-        Spread(ByLevel::from_fn(bytes))
+        ByLevel::from_fn(bytes).into()
     }
 
     /// Moves a block over the boundary below `level`: up, or down to the nearest tier with free memory, if any.

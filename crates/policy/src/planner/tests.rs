@@ -17,7 +17,7 @@ struct Machine {
     ranking: Vec<RankedRange>,
     residency: ResidencyMap,
     shares: BTreeMap<Pid, Share>,
-    sockets: BTreeMap<Pid, u32>,
+    sockets: Sockets,
     room: Room,
 }
 
@@ -53,7 +53,7 @@ impl Machine {
             ranking: rank(classified),
             residency,
             shares: BTreeMap::new(),
-            sockets: BTreeMap::new(),
+            sockets: Sockets::default(),
             room,
         }
     }

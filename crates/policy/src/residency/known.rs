@@ -1,13 +1,15 @@
 //! The knowledge of one block, and how it is stored.
 
 use super::Away;
-use crate::{BLOCK_SIZE, ByLevel, ByteCount, LEVELS, Level, PAGE_SIZE, Spread, TierBytes};
+use crate::{BLOCK_SIZE, ByLevel, ByteCount, LEVELS, Level, PAGE_SIZE, Socket, Spread, TierBytes};
 
 /// Place and history of one block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Known {
     /// Pages of 4 KiB in each tier.
     pub(super) pages: ByLevel<u16>,
+    /// The socket nearest to most of them.
+    pub(super) socket: Socket,
     /// The block backs off until this epoch.
     pub(crate) aside_until: u32,
     /// Number of consecutive failures, at most [`FAILURES_MAX`].
@@ -23,7 +25,8 @@ impl Known {
     pub(crate) fn at(spread: Spread) -> Self {
         let pages = |bytes: ByteCount| (bytes.0 / PAGE_SIZE).min(BLOCK_SIZE / PAGE_SIZE) as u16;
         Self {
-            pages: ByLevel(spread.0.0.map(pages)),
+            pages: ByLevel(spread.bytes.0.map(pages)),
+            socket: spread.socket,
             aside_until: 0,
             failures: 0,
             away: None,
@@ -34,7 +37,10 @@ impl Known {
     /// Its place.
     pub(crate) fn spread(&self) -> Spread {
         let bytes = |pages: u16| ByteCount(u64::from(pages) * PAGE_SIZE);
-        Spread(ByLevel(self.pages.0.map(bytes)))
+        Spread {
+            bytes: ByLevel(self.pages.0.map(bytes)),
+            socket: self.socket,
+        }
     }
 
     /// Its bytes on both sides of the boundary below the fastest tier.
@@ -55,8 +61,8 @@ impl Known {
 /// The knowledge of one block, if any, in twelve bytes. A machine with 1 TiB has half a million.
 ///
 /// The first two words have, from the lowest bit on, ten bits for the pages in each tier and four for failures. Two each
-/// for first and present tier follow, one that is set if the block is known, and one if it was collapsed. The last word is
-/// the end of the back-off.
+/// for first and present tier follow, one that is set if the block is known, one if it was collapsed, and six for the
+/// socket. The last word is the end of the back-off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Packed([u32; 3]);
 
@@ -69,6 +75,8 @@ const HOME_AT: usize = FAILURES_AT + 4;
 const NOW_AT: usize = HOME_AT + 2;
 const KNOWN_AT: usize = NOW_AT + 2;
 const COLLAPSED_AT: usize = KNOWN_AT + 1;
+const SOCKET_AT: usize = COLLAPSED_AT + 1;
+const SOCKET_BITS: usize = Socket::MAX.ilog2() as usize;
 
 impl Packed {
     pub(super) fn pack(known: Option<Known>) -> Self {
@@ -87,7 +95,8 @@ impl Packed {
             | home << HOME_AT
             | now << NOW_AT
             | 1 << KNOWN_AT
-            | u64::from(known.is_collapsed) << COLLAPSED_AT;
+            | u64::from(known.is_collapsed) << COLLAPSED_AT
+            | u64::from(known.socket.number()) << SOCKET_AT;
         Self([bits as u32, (bits >> 32) as u32, known.aside_until])
     }
 
@@ -102,6 +111,7 @@ impl Packed {
         };
         (field(KNOWN_AT, 1) == 1).then_some(Known {
             pages: ByLevel::from_fn(|level| field(level.index() * PAGES_BITS, PAGES_BITS) as u16),
+            socket: Socket::new(field(SOCKET_AT, SOCKET_BITS) as usize),
             aside_until,
             failures: field(FAILURES_AT, 4) as u8,
             away: (away.home != away.now).then_some(away),
@@ -128,10 +138,12 @@ mod tests {
             failures in 0..=FAILURES_MAX,
             (home, now) in (0..LEVELS, 0..LEVELS),
             is_collapsed: bool,
+            socket in 0..usize::from(Socket::MAX),
         ) {
             let away = Away { home: Level::ALL[home], now: Level::ALL[now] };
             let known = Known {
                 pages: ByLevel(pages),
+                socket: Socket::new(socket),
                 aside_until,
                 failures,
                 away: (home != now).then_some(away),

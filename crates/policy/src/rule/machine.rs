@@ -8,7 +8,7 @@ use crate::chance::Chance;
 use crate::tier::Direction;
 use crate::{
     BLOCK_SIZE, Block, ByLevel, ByteCount, FillThreshold, Heat, Level, MoveBudget, Pid,
-    ResidencyMap, Room, Situation, TierBytes, VirtRange,
+    ResidencyMap, Room, Situation, Sockets, TierBytes, VirtRange,
 };
 
 pub(super) const PID: Pid = Pid(1);
@@ -140,7 +140,7 @@ pub(super) fn run(
         residency.set(PID, block(b), place(fast));
     }
     let mut chance = Chance::new(seed);
-    let (no_shares, no_sockets) = (BTreeMap::new(), BTreeMap::new());
+    let (no_shares, no_sockets) = (BTreeMap::new(), Sockets::default());
     let mut share = vec![0.0; m.blocks];
     let (mut done, mut done_unmanaged, mut hits) = (vec![], vec![], vec![]);
     let (mut moved, mut spent_s) = (0, 0.0f64);

@@ -10,6 +10,7 @@ use super::{FIRST_BLOCKS, Rule};
 use crate::heat::{Estimate, Heat, WINDOWS, windows_due};
 use crate::residency::CHUNK_BLOCKS;
 use crate::significance::CERTAINTY;
+use crate::sockets::Rooms;
 use crate::{BLOCK_SIZE, Block, Level, Pid, Plan, Relocation, Situation, Spread, Tier};
 
 /// Fast blocks that are compared with a slow one before it is passed over, and pairs that are named as undecided.
@@ -39,6 +40,8 @@ pub(super) struct Left {
     fast_free: u64,
     level: u64,
     slow_free: u64,
+    /// Free fast memory near each socket.
+    rooms: Rooms,
 }
 
 impl Left {
@@ -63,6 +66,7 @@ impl Left {
             fast_free: room.fast_free.0,
             level: room.level().0,
             slow_free: room.slow_free.0,
+            rooms: situation.sockets.rooms_of(situation.level),
         }
     }
 
@@ -98,15 +102,19 @@ impl Left {
         self.epoch_s -= cost_s;
     }
 
-    fn promote(&mut self, bytes: u64, cost_s: f64) {
+    fn promote(&mut self, hot: &Unit<'_>, cost_s: f64) {
+        let bytes = hot.bytes;
         self.spend(cost_s);
+        self.rooms.take(hot.socket, bytes);
         self.fast_free -= bytes.min(self.fast_free);
         self.slow_free += bytes;
         self.may_promote -= bytes;
     }
 
-    fn demote(&mut self, bytes: u64, cost_s: f64) {
+    fn demote(&mut self, cold: &Unit<'_>, cost_s: f64) {
+        let bytes = cold.bytes;
         self.spend(cost_s);
+        self.rooms.give(cold.socket, bytes);
         self.fast_free += bytes;
         self.slow_free -= bytes;
         self.may_demote -= bytes;
@@ -216,7 +224,7 @@ fn make_room(
         if left.fast_free >= left.level || !left.can_demote(victim.bytes) {
             break;
         }
-        left.demote(victim.bytes, rule.demotion_s(victim.bytes));
+        left.demote(victim, rule.demotion_s(victim.bytes));
         plan.demotions.push(victim.relocation());
         taken += 1;
     }
@@ -237,14 +245,15 @@ fn relieve(
         }
         let cost_s = rule.demotion_s(hot.bytes);
         if rule.reaches(window, hot, None, cost_s) {
-            left.demote(hot.bytes, cost_s);
+            left.demote(hot, cost_s);
             left.may_shift -= hot.rate();
             plan.demotions.push(hot.relocation());
         }
     }
 }
 
-/// Pairs the hottest slow units with the coldest fast ones, as far as that pays.
+/// Promotes the hottest slow units as far as that pays. Free memory near their process comes first, then an exchange for
+/// the coldest fast units, then free memory elsewhere.
 fn exchange(
     rule: &Rule,
     window: usize,
@@ -259,23 +268,24 @@ fn exchange(
         if left.epoch_s <= 0.0 || left.may_shift <= 0.0 || hot.bytes > left.may_promote {
             break;
         }
-        if left.has_room_for(hot.bytes) {
+        let has_room = left.has_room_for(hot.bytes);
+        let partners = match has_room && left.rooms.fits(hot.socket, hot.bytes) {
+            true => None,
+            false => partners(rule, window, hot, &victims, parts, left, plan),
+        };
+        if partners.is_none() {
             let may_fill = parts.may_fill(hot.pid) && (left.tokens_s > 0.0 || hot.goes_home);
-            if !may_fill || !rule.pays(window, hot, None) {
+            if !has_room || !may_fill || !rule.pays(window, hot, None) {
                 continue;
-            }
-        } else {
-            let Some(leaving) = partners(rule, window, hot, &victims, parts, left, plan) else {
-                continue;
-            };
-            for at in leaving {
-                let cold = victims.remove(at);
-                left.demote(cold.bytes, rule.demotion_s(cold.bytes));
-                parts.demoted(cold.pid, cold.bytes);
-                plan.demotions.push(cold.relocation());
             }
         }
-        left.promote(hot.bytes, rule.promotion_s(hot.bytes));
+        for at in partners.unwrap_or_default() {
+            let cold = victims.remove(at);
+            left.demote(cold, rule.demotion_s(cold.bytes));
+            parts.demoted(cold.pid, cold.bytes);
+            plan.demotions.push(cold.relocation());
+        }
+        left.promote(hot, rule.promotion_s(hot.bytes));
         left.may_shift -= hot.rate();
         parts.promoted(hot.pid, hot.bytes);
         plan.promotions.push(hot.relocation());
@@ -299,22 +309,38 @@ fn partners(
     }
     let may_leave = |at: &usize| !is_broke || victims[*at].goes_home || !parts.is_empty();
     let coldest_first = (0..victims.len()).rev().filter(may_leave);
-    // Memory that is due to a group comes first, and that of processes on the same socket: what is promoted finds room there.
+    // Memory that is due to a group comes first, and memory on the same socket: what is promoted finds room there.
     let is_here = |&at: &usize| victims[at].socket == hot.socket;
-    let near_first = || {
-        coldest_first
-            .clone()
-            .filter(is_here)
-            .chain(coldest_first.clone().filter(|at| !is_here(at)))
+    // Other sockets have room enough.
+    let takes_others = !left.has_room_for(hot.bytes);
+    let near = coldest_first.clone().filter(is_here);
+    let other = coldest_first.filter(|at| takes_others && !is_here(at));
+    // Memory near may only seem as hot, as nobody has looked yet.
+    let coldest_near = near.clone().next().map(|at| Unit {
+        event_s: hot.event_s,
+        ..*victims[at]
+    });
+    let is_colder = |&at: &usize| {
+        let than = |near| rule.knows_prices() && rule.pays(window, &near, Some(victims[at]));
+        rule.has_lost() || coldest_near.is_none_or(than)
     };
     let (due, others): (Vec<usize>, Vec<usize>) = match parts.is_empty() {
-        true => (vec![], near_first().take(TRIED).collect()),
-        false => near_first().partition(|&at| parts.is_due(hot, victims[at])),
+        true => {
+            let other = other.take(TRIED).filter(is_colder);
+            (vec![], near.take(TRIED).chain(other).collect())
+        }
+        false => near
+            .chain(other)
+            .partition(|&at| parts.is_due(hot, victims[at])),
     };
-    let free = left.fast_free.saturating_sub(left.level);
+    let free = match takes_others {
+        true => left.fast_free.saturating_sub(left.level),
+        false => 0,
+    };
     let mut leaving: Vec<usize> = vec![];
     let mut demoted = 0;
-    for at in due.into_iter().chain(others).take(TRIED) {
+    let tried = if parts.is_empty() { 2 * TRIED } else { TRIED };
+    for at in due.into_iter().chain(others).take(tried) {
         let cold = victims[at];
         let is_due = parts.is_due(hot, cold);
         if cold.density >= hot.density && !is_due && !rule.has_lost() {
@@ -362,7 +388,7 @@ impl Rule {
     /// The extra cost of an event in memory below a tier, of which there are `bytes`, compared with that tier, seconds.
     pub(super) fn extra_s(&self, level: Level, spread: &Spread, bytes: u64) -> f64 {
         let extra = |slower: Level| {
-            let part = spread.0.get(slower).0 as f64 / bytes.max(1) as f64;
+            let part = spread.bytes.get(slower).0 as f64 / bytes.max(1) as f64;
             part * (self.load.event_s.get(slower) - self.load.event_s.get(level))
         };
         level.slower().map(extra).sum()
@@ -463,7 +489,9 @@ fn candidates<'a>(
     let excess_s = rule.load.excess_s(level);
     let is_relieved = excess_s > 0.0 && situation.shares.is_empty();
     let mut all = Vec::with_capacity(parts.len());
-    let (mut slow, mut fast, mut overloaded) = (vec![], vec![], vec![]);
+    let (mut slow, mut overloaded) = (vec![], vec![]);
+    // By the socket that they lie near, so that each has partners.
+    let mut fast: Vec<Vec<u128>> = vec![vec![]];
     let mut longer = [0.0; CHUNK_BLOCKS];
     for (part, first) in parts.iter().zip((0..).step_by(CHUNK_BLOCKS)) {
         let mut estimates = [Estimate::default(); CHUNK_BLOCKS];
@@ -492,7 +520,11 @@ fn candidates<'a>(
                 let bytes = placement.fast.0 as f64;
                 let density = density + longer[at] * (bytes / resident.max(1.0)) / bytes;
                 coldest_fast = coldest_fast.min(density);
-                fast.push(key(density, at_block));
+                let socket = usize::from(spread.socket.number());
+                if fast.len() <= socket {
+                    fast.resize_with(socket + 1, Vec::new);
+                }
+                fast[socket].push(key(density, at_block));
             }
         }
         scan.saw(part, window, hottest_slow, coldest_fast);
@@ -511,7 +543,10 @@ fn candidates<'a>(
         )
     };
     let slow = least(slow, most).into_iter();
-    let fast = least(fast, most).into_iter();
+    let of_socket = |keys| least(keys, most);
+    let fast: Vec<u128> = fast.into_iter().flat_map(of_socket).collect();
+    let all_fast = fast.len();
+    let fast = least(fast, all_fast).into_iter();
     let overloaded = least(overloaded, most).into_iter();
     Candidates {
         slow: slow.filter_map(|key| unit(Tier::Slow, !key)).collect(),

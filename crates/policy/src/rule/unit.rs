@@ -5,7 +5,8 @@ use super::scan::Part;
 use crate::heat::{ChunkHeat, Estimate, WINDOWS};
 use crate::residency::CHUNK_BLOCKS;
 use crate::{
-    BLOCK_SIZE, Block, ByteCount, COLLAPSE_HOLES_MAX, Pid, Relocation, Situation, Spread, Tier,
+    BLOCK_SIZE, Block, ByteCount, COLLAPSE_HOLES_MAX, Pid, Relocation, Situation, Socket, Spread,
+    Tier,
 };
 
 /// A block that may change its tier.
@@ -25,8 +26,9 @@ pub(super) struct Unit<'a> {
     pub(super) event_s: f64,
     /// Whether it would go back to where it lay first.
     pub(super) goes_home: bool,
-    /// The socket that its process runs on.
-    pub(super) socket: u32,
+    /// The socket where it has to be: of a hot block that on which its process runs, of a partner that near which it
+    /// lies.
+    pub(super) socket: Socket,
     /// Whether it lies in one tier, almost without holes, and was not collapsed before.
     pub(super) may_collapse: bool,
 }
@@ -59,7 +61,10 @@ impl<'a> Unit<'a> {
                 Tier::Fast => away.home > level,
                 Tier::Slow => away.home == level,
             }),
-            socket: situation.sockets.get(&part.pid).copied().unwrap_or(0),
+            socket: match tier {
+                Tier::Fast => spread.socket,
+                Tier::Slow => situation.sockets.of(part.pid),
+            },
             may_collapse: !known.is_collapsed && is_whole(&spread),
         })
     }
@@ -67,7 +72,13 @@ impl<'a> Unit<'a> {
 
 /// Whether a block lies in one tier, almost without holes.
 fn is_whole(spread: &Spread) -> bool {
-    let most = spread.0.0.iter().map(|bytes| bytes.0).max().unwrap_or(0);
+    let most = spread
+        .bytes
+        .0
+        .iter()
+        .map(|bytes| bytes.0)
+        .max()
+        .unwrap_or(0);
     most == spread.resident().0 && most + COLLAPSE_HOLES_MAX >= BLOCK_SIZE
 }
 

@@ -21,8 +21,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use demeter_policy::{
-    BLOCK_SIZE, Block, ByteCount, GuestPhysAddr, GuestVirtAddr, Level, PAGE_SIZE, Pid, Spread,
-    Tier, VirtRange,
+    BLOCK_SIZE, Block, ByteCount, GuestPhysAddr, GuestVirtAddr, Level, PAGE_SIZE, Pid, Socket,
+    Spread, Tier, VirtRange,
 };
 
 use crate::machine::actor::Actor;
@@ -69,12 +69,18 @@ pub(crate) struct NodeConfig {
     pub(crate) bytes: ByteCount,
     /// Its tier.
     pub(crate) level: Level,
+    /// Its socket.
+    pub(crate) socket: Socket,
 }
 
 impl NodeConfig {
     /// A fast and a slow node of these sizes; the slow one may be empty.
     pub(crate) fn of_tiers([fast, slow]: [ByteCount; 2]) -> Vec<Self> {
-        let node = |bytes, level| Self { bytes, level };
+        let node = |bytes, level| Self {
+            bytes,
+            level,
+            socket: Socket::default(),
+        };
         vec![node(fast, Level::First), node(slow, Level::Second)]
     }
 }
@@ -100,6 +106,8 @@ pub(crate) struct Guest {
     nodes: Vec<Node>,
     /// The tier of each node.
     levels: Vec<Level>,
+    /// The socket of each node.
+    sockets: Vec<Socket>,
     /// The nodes that first touches try, in order, by socket.
     orders: Vec<Vec<NodeIndex>>,
     frames: Frames,
@@ -158,6 +166,7 @@ impl Guest {
             promised_frames: vec![0; nodes.len()],
             nodes,
             levels: config.nodes.iter().map(|node| node.level).collect(),
+            sockets: config.nodes.iter().map(|node| node.socket).collect(),
             orders: config.orders.clone(),
             frames: Frames::new(first, end - first),
             mappings: Mappings::new(config.reserved),
@@ -221,6 +230,11 @@ impl Guest {
     /// The socket that a process runs on.
     pub(crate) fn socket_of(&self, pid: Pid) -> usize {
         Mappings::number(pid) as usize % self.orders.len().max(1)
+    }
+
+    /// The socket of a node.
+    pub(crate) fn socket_near(&self, node: NodeIndex) -> Socket {
+        self.sockets[node.0]
     }
 
     /// The process of an address.
@@ -523,18 +537,25 @@ impl Guest {
         }
     }
 
-    /// Resident bytes of a range by tier.
+    /// Where a range lies.
     pub(crate) fn spread(&mut self, range: &VirtRange) -> Spread {
         let mut spread = Spread::default();
+        let mut by_socket = [0; Socket::MAX as usize];
         let (page_bits, nodes, levels) = (self.page_bits, &self.nodes, &self.levels);
+        let sockets = &self.sockets;
         let add = |_, entry: &mut crate::machine::radix::Entry, size: PageSize| {
-            let level = levels[node_of(nodes, entry.index()).0];
-            spread.0.get_mut(level).0 += match size {
+            let node = node_of(nodes, entry.index()).0;
+            let bytes = match size {
                 PageSize::Base => 1 << page_bits,
                 _ => BLOCK_SIZE,
             };
+            spread.bytes.get_mut(levels[node]).0 += bytes;
+            by_socket[usize::from(sockets[node].number())] += bytes;
         };
         self.tables.for_each(range.start()..range.end(), add);
+        let numbers = (0..by_socket.len()).rev();
+        let main = numbers.max_by_key(|&number| by_socket[number]);
+        spread.socket = main.map_or_else(Socket::default, Socket::new);
         spread
     }
 

@@ -139,7 +139,7 @@ impl Bench {
 
     fn placed(&mut self, base: GuestVirtAddr, bytes: u64) -> [u64; 2] {
         let range = VirtRange::new(base, GuestVirtAddr(base.0 + bytes)).unwrap();
-        let ByLevel([fast, slow, ..]) = self.guest.spread(&range).0;
+        let ByLevel([fast, slow, ..]) = self.guest.spread(&range).bytes;
         [fast.0, slow.0]
     }
 

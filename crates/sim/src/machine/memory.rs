@@ -1,6 +1,6 @@
 //! Memory shared by cores: the third-level caches and the nodes behind them.
 
-use demeter_policy::{Level, Tier};
+use demeter_policy::{Level, Socket, Tier};
 
 use super::assoc::Assoc;
 use super::cpu::CpuModel;
@@ -21,10 +21,11 @@ impl From<Tier> for NodeIndex {
     }
 }
 
-/// A node's tier, and its memory as each socket reaches it.
+/// A node's tier and socket, and its memory as each socket reaches it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NodeModel {
     pub(crate) level: Level,
+    pub(crate) socket: Socket,
     /// By socket.
     pub(crate) from: Vec<TierModel>,
 }
@@ -72,6 +73,7 @@ impl Memory {
         let levels = [Level::First, Level::Second].into_iter();
         let nodes = levels.zip(tiers).map(|(level, tier)| NodeModel {
             level,
+            socket: Socket::default(),
             from: vec![tier],
         });
         Self::new(cpu, &nodes.collect::<Vec<_>>(), &[fast_end])
@@ -148,6 +150,7 @@ mod tests {
     fn loaded(gbps: [u64; 4]) -> Vec<u64> {
         let node = |from: [TierModel; 2]| NodeModel {
             level: Level::First,
+            socket: Socket::default(),
             from: from.into(),
         };
         let nodes = [

@@ -56,8 +56,7 @@ fn programs_of_two_sockets_are_served_by_their_own_dram() {
 
 #[test]
 fn the_other_sockets_free_dram_is_used_before_cxl_memory() {
-    // The oracle keeps the nearer DRAM for hot memory. The agent does not exchange memory within a tier.
-    serves("topo-two-dram-one-cxl", 0.85);
+    serves("topo-two-dram-one-cxl", 0.95);
 }
 
 #[test]

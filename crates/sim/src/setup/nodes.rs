@@ -1,6 +1,6 @@
 //! The nodes of a scenario's machine, as the simulator models them.
 
-use demeter_policy::{BLOCK_SIZE, ByteCount, Level, NodeId, Placer};
+use demeter_policy::{BLOCK_SIZE, ByteCount, Level, NodeId, Placer, Socket};
 use demeter_scenario::{Machine, MachineNode, Scenario};
 
 use crate::error::SimError;
@@ -51,6 +51,7 @@ pub(super) fn model(scenario: &Scenario, node: &MachineNode, dilation: u64) -> N
     };
     NodeModel {
         level,
+        socket: Socket::new(node.socket as usize),
         from: figures.map(from).collect(),
     }
 }

@@ -8,6 +8,7 @@
 mod damon_tracker;
 mod variants;
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use demeter_policy::benefit::{Benefit, Observed};
@@ -16,7 +17,7 @@ use demeter_policy::engine::{
 };
 use demeter_policy::{
     Block, ByLevel, ByteCount, GuestVirtAddr, Level, NodeId, PAGE_SIZE, PerTier, Pid, Placer,
-    RankedRange, Relocation, Rooms, Sample, Spread, VirtRange, thinning,
+    RankedRange, Relocation, Rooms, Sample, Socket, Spread, VirtRange, room_of_one, thinning,
 };
 
 use self::damon_tracker::DamonTracker;
@@ -186,7 +187,7 @@ impl<S: Strategy> SimulatedAgent<S> {
                         if engine.epoch() == 0 {
                             engine.push(Input::Started(pid))?;
                             if self.settings.placer.has_choice() {
-                                let socket = guest.socket_of(pid) as u32;
+                                let socket = Socket::new(guest.socket_of(pid));
                                 engine.push(Input::Near { pid, socket })?;
                             }
                         }
@@ -320,6 +321,17 @@ impl<S: Strategy> SimulatedAgent<S> {
         // Promotions that wait for reclaim use the watermark of promotions.
         if S::RECLAIMS_MAX > 0 && is_moving {
             facts.get_mut(Level::First).free = guest.promotable();
+        }
+        if self.settings.placer.has_choice() {
+            let mut rooms = BTreeMap::new();
+            for node in guest.all_nodes() {
+                let place = (guest.level_of(node), guest.socket_near(node));
+                *rooms.entry(place).or_insert(0) += guest.usable(node).0;
+            }
+            for (place, free) in rooms {
+                let free = ByteCount(free);
+                engine.push(Input::Room { place, free })?;
+            }
         }
         self.push(engine, Input::Nodes(facts))
     }
@@ -468,9 +480,17 @@ fn sizes_of(guest: &Guest) -> ByLevel<ByteCount> {
 
 /// Memory of a tier that programs can take, summed by node: one node's reserve cannot be used on another.
 fn usable_of(guest: &Guest, level: Level) -> ByteCount {
-    let nodes = guest.all_nodes();
-    let of_tier = nodes.filter(|&node| guest.level_of(node) == level);
-    ByteCount(of_tier.map(|node| guest.usable(node).0).sum())
+    let nodes = || {
+        guest
+            .all_nodes()
+            .filter(|&node| guest.level_of(node) == level)
+    };
+    let count = nodes().count();
+    ByteCount(
+        nodes()
+            .map(|node| room_of_one(guest.usable(node), count).0)
+            .sum(),
+    )
 }
 
 /// Latency of a tier under load. As in a live agent, it is known where each tier is one node.

@@ -82,7 +82,7 @@ fn tell(plain: &mut Plain, told: &AnyInput, epoch: &EpochScript) -> Result<(), T
     let spreads = |pairs: &[(u64, u64)]| -> Vec<Spread> {
         let spread = |&(fast, slow): &(u64, u64)| {
             let bytes = [fast, slow / 2, slow - slow / 2, 0];
-            Spread(ByLevel(bytes.map(ByteCount)))
+            ByLevel(bytes.map(ByteCount)).into()
         };
         pairs.iter().map(spread).collect()
     };
