@@ -19,6 +19,7 @@ mod scenario;
 #[cfg(feature = "schema")]
 mod schema;
 mod settings;
+mod tlb;
 mod translation;
 mod vary;
 mod workload;
@@ -36,6 +37,7 @@ pub use scenario::{
     Clock, Cpu, Curve, Error, Lab, Machine, MachinePlace, SamplingUnit, Scenario, Sim, Thp, Tier,
 };
 pub use settings::Settings;
+pub use tlb::{Geometry, TlbSizes};
 pub use translation::{Pages, Translation, TranslationMode};
 pub use vary::{Case, Published};
 pub use workload::{

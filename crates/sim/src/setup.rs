@@ -5,7 +5,7 @@ mod nodes;
 use demeter_outcome::Unit;
 use demeter_policy::engine::{Config, Gain};
 use demeter_policy::{BLOCK_SIZE, ByLevel, ByteCount, MIB, SAMPLE_PERIOD_MAX, VirtRange};
-use demeter_scenario::{Cpu, Scenario, Settings, System, Thp, Translation, Workload};
+use demeter_scenario::{Clock, Cpu, Scenario, Settings, System, Thp, Translation, Workload};
 
 use crate::error::SimError;
 use crate::guest::{Guest, GuestConfig, NodeConfig};
@@ -13,7 +13,9 @@ use crate::hypervisor::{Backing, BackingPolicy, Hypervisor};
 use crate::machine::actor::Vcpu;
 use crate::machine::core::Core;
 use crate::machine::cost::PS_PER_NS;
-use crate::machine::cpu::{CpuModel, ICE_LAKE_SP, SANDY_BRIDGE, ZEN_3, emulated_host, emulator};
+use crate::machine::cpu::{
+    CpuModel, ICE_LAKE_SP, SANDY_BRIDGE, ZEN_3, emulated_host, emulator, exact_emulator,
+};
 use crate::machine::flat::Flat;
 use crate::machine::flush::FlushCounts;
 use crate::machine::memory::{Memory, NodeIndex, NodeModel};
@@ -111,6 +113,8 @@ impl WorldSetup {
             Cpu::IceLakeSp => (ICE_LAKE_SP, 1),
             Cpu::Zen3 => (ZEN_3, 1),
             Cpu::SandyBridge => (SANDY_BRIDGE, 1),
+            // Only the exact emulator has that clock.
+            Cpu::Lab if scenario.lab.clock == Clock::Model => (exact_emulator(), dilation),
             Cpu::Lab => (emulator(), dilation),
             Cpu::LabHost => (emulated_host(), dilation),
         };

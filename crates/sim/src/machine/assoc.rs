@@ -12,6 +12,8 @@
 //! - Hits and victims equal those of a list that moves each touched entry to its front.
 //! - Invalidated ways are replaced first.
 
+use demeter_scenario::Geometry;
+
 /// The maximum number of ways, one for each nibble of a word.
 pub(crate) const WAYS_MAX: usize = 16;
 
@@ -24,28 +26,9 @@ const IDENTITY: u64 = 0xfedc_ba98_7654_3210;
 /// One in every nibble.
 const ONES: u64 = 0x1111_1111_1111_1111;
 
-/// The shape of an array.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Geometry {
-    /// Sets; a power of two.
-    pub sets: u32,
-    /// Entries in each; 1 to 16.
-    pub ways: u32,
-}
-
-impl Geometry {
-    /// Whether this geometry is valid: a power of two of sets, and 1 to `ways_max` ways.
-    pub(crate) fn is_sound(self, ways_max: usize) -> bool {
-        self.sets.is_power_of_two() && (1..=ways_max as u32).contains(&self.ways)
-    }
-
-    /// The geometry with `2^bits` times fewer sets, at least one.
-    pub(crate) fn shrunk(self, bits: u32) -> Self {
-        Self {
-            sets: (self.sets >> bits).max(1),
-            ..self
-        }
-    }
+/// Whether a geometry is valid: a power of two of sets, and 1 to `ways_max` ways.
+pub(crate) fn is_sound(geometry: Geometry, ways_max: usize) -> bool {
+    geometry.sets.is_power_of_two() && (1..=ways_max as u32).contains(&geometry.ways)
 }
 
 /// Bit mask of the tags that equal `tag`. `W` is 4, 12 or 16.
@@ -170,7 +153,7 @@ pub(crate) struct Assoc<T, const W: usize> {
 impl<T: Copy + Default, const W: usize> Assoc<T, W> {
     /// An empty array. The geometry must be valid for `W`.
     pub(crate) fn new(geometry: Geometry) -> Self {
-        debug_assert!(W <= WAYS_MAX && geometry.is_sound(W), "{geometry:?}");
+        debug_assert!(W <= WAYS_MAX && is_sound(geometry, W), "{geometry:?}");
         Self {
             sets: vec![Set::empty(); geometry.sets as usize].into(),
             set_bits: geometry.sets.trailing_zeros(),
@@ -339,9 +322,10 @@ mod tests {
 
     #[test]
     fn unsound_shapes_are_told() {
-        assert!(!Geometry { sets: 3, ways: 4 }.is_sound(16));
-        assert!(!Geometry { sets: 4, ways: 0 }.is_sound(16));
-        assert!(!Geometry { sets: 4, ways: 5 }.is_sound(4));
-        assert!(Geometry { sets: 1, ways: 4 }.is_sound(4));
+        let is_sound = |sets, ways, ways_max| is_sound(Geometry { sets, ways }, ways_max);
+        assert!(!is_sound(3, 4, 16));
+        assert!(!is_sound(4, 0, 16));
+        assert!(!is_sound(4, 5, 4));
+        assert!(is_sound(1, 4, 4));
     }
 }

@@ -119,7 +119,7 @@ impl Core {
         Self {
             walks: Walks::default(),
             misses: 0,
-            tlb: Tlb::new(&cpu.tlb, page_bits),
+            tlb: Tlb::new(&cpu.tlb.sizes, page_bits),
             guest_walk: WalkCaches::new(&cpu.tlb),
             host_walk: WalkCaches::new(&cpu.tlb),
             caches: Caches::new(cpu),
@@ -291,6 +291,7 @@ impl Core {
                 references += 1;
                 ps += caches.fetch::<CACHES>(memory, line, false).ps;
             })?,
+            TlbKind::Modelled => walk::<NESTED>(tables, walks, gva, store, &mut |_| {})?,
             TlbKind::Soft => {
                 let (mapping, checks) = walk::<NESTED>(tables, walks, gva, store, &mut |_| {})?;
                 let size = PageSize::Base;
@@ -353,7 +354,7 @@ impl Core {
     /// Drops the translations of a huge page.
     pub(crate) fn flush_huge(&mut self, space: Space, gva: GuestVirtAddr) {
         match self.kind {
-            TlbKind::Hardware => self.flush_page(space, gva),
+            TlbKind::Hardware | TlbKind::Modelled => self.flush_page(space, gva),
             TlbKind::Soft => self.flush_space(space),
         }
     }
@@ -370,7 +371,7 @@ impl Core {
     pub(crate) fn spaces_to_flush(&self) -> u64 {
         match self.kind {
             TlbKind::Hardware => SPACES_TO_FLUSH as u64,
-            TlbKind::Soft => 1,
+            TlbKind::Soft | TlbKind::Modelled => 1,
         }
     }
 
@@ -378,7 +379,7 @@ impl Core {
     pub(crate) fn switch(&mut self, space: Space) {
         match self.kind {
             TlbKind::Hardware => self.last = NO_LAST,
-            TlbKind::Soft => self.flush_space(space),
+            TlbKind::Soft | TlbKind::Modelled => self.flush_space(space),
         }
     }
 }

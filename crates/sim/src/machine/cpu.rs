@@ -1,7 +1,9 @@
 //! CPU models: sizes and latencies of real processors' caches and TLBs, with sources. Figures without a source are
 //! marked *assumed*.
 
-use super::assoc::{Geometry, WAYS_MAX};
+use demeter_scenario::{Cpu, Geometry, TlbSizes};
+
+use super::assoc::{WAYS_MAX, is_sound};
 use super::cost::{CostModel, EMULATED_COSTS, EMULATED_HOST_COSTS, X86_COSTS};
 
 /// The kind of a core's TLB.
@@ -12,25 +14,18 @@ pub enum TlbKind {
     /// Emulated TLB (QEMU's `cputlb`). It holds huge pages in pieces, as base pages. Dropping one of them, or a context
     /// switch, drops everything. Walks are the emulator's own work.
     Soft,
+    /// The TLB that the lab's exact emulator models: entries as in hardware, but walks take no time. Its CPUs have no
+    /// PCID, so a context switch drops everything.
+    Modelled,
 }
 
-/// Entries of the TLBs and page-walk caches of a core.
+/// TLBs and page-walk caches of a core.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TlbModel {
     /// How it is implemented.
     pub kind: TlbKind,
-    /// First level, 4 KiB pages; at most 4 ways, as the next two.
-    pub l1_4k: Geometry,
-    /// First level, 2 MiB pages.
-    pub l1_2m: Geometry,
-    /// First level, 1 GiB pages.
-    pub l1_1g: Geometry,
-    /// Second level, for 4 KiB and 2 MiB pages.
-    pub l2: Geometry,
-    /// Second level, 1 GiB pages.
-    pub l2_1g: Geometry,
-    /// Whether the second level holds 4 KiB pages only.
-    pub is_l2_4k_only: bool,
+    /// Entries of the TLBs.
+    pub sizes: TlbSizes,
     /// Page-walk caches of one dimension: for entries that map 2 MiB, 1 GiB, 512 GiB and 256 TiB;
     /// at most 4 ways each.
     pub walk: [Geometry; 4],
@@ -72,19 +67,14 @@ const fn geometry(sets: u32, ways: u32) -> Geometry {
 
 /// Intel Ice Lake-SP (Xeon Gold 6354 class), 2.9 GHz.
 ///
-/// TLB sizes are from Intel's optimization manual. The L2 of 20 ways and the L3 are rounded to sizes that the model
+/// The L2 of 20 ways and the L3 are rounded to sizes that the model
 /// supports (16 and 12 ways, a power of two of sets).
 pub const ICE_LAKE_SP: CpuModel = CpuModel {
     name: "ice-lake-sp",
     levels: 4,
     tlb: TlbModel {
         kind: TlbKind::Hardware,
-        l1_4k: geometry(16, 4),
-        l1_2m: geometry(8, 4),
-        l1_1g: geometry(2, 4),
-        l2: geometry(128, 16),
-        l2_1g: geometry(4, 4),
-        is_l2_4k_only: false,
+        sizes: Cpu::IceLakeSp.tlb(),
         // Assumed, as for Skylake.
         walk: [
             geometry(8, 4),
@@ -117,13 +107,11 @@ pub const ICE_LAKE_SP: CpuModel = CpuModel {
     bound_check_ps: 345,
 };
 
-/// AMD Zen 3 (Milan), 3.4 GHz. The fully associative first TLB is modelled with four ways.
+/// AMD Zen 3 (Milan), 3.4 GHz.
 pub const ZEN_3: CpuModel = CpuModel {
     name: "zen-3",
     tlb: TlbModel {
-        l1_4k: geometry(16, 4),
-        l1_2m: geometry(16, 4),
-        l1_1g: geometry(16, 4),
+        sizes: Cpu::Zen3.tlb(),
         ..ICE_LAKE_SP.tlb
     },
     caches: [
@@ -146,16 +134,12 @@ pub const ZEN_3: CpuModel = CpuModel {
 
 /// Intel Sandy Bridge-EN (Xeon E5-2430 class: six cores a socket), 2.2 GHz.
 ///
-/// TLBs and caches are from Intel's optimization manual: the second TLB holds 4 KiB pages only. The L3 of 20 ways is
+/// Caches are from Intel's optimization manual. The L3 of 20 ways is
 /// rounded to 12. The authors of direct segments do not name their exact model.
 pub const SANDY_BRIDGE: CpuModel = CpuModel {
     name: "sandy-bridge",
     tlb: TlbModel {
-        l1_4k: geometry(16, 4),
-        l1_2m: geometry(8, 4),
-        l1_1g: geometry(1, 4),
-        l2: geometry(128, 4),
-        is_l2_4k_only: true,
+        sizes: Cpu::SandyBridge.tlb(),
         // 7 cycles.
         l2_hit_ps: 3200,
         ..ICE_LAKE_SP.tlb
@@ -195,7 +179,10 @@ pub(crate) fn emulator() -> CpuModel {
         levels: 4,
         tlb: TlbModel {
             kind: TlbKind::Soft,
-            l1_4k: geometry(1 << 15, 4),
+            sizes: TlbSizes {
+                l1_4k: geometry(1 << 15, 4),
+                ..Cpu::Lab.tlb()
+            },
             l2_hit_ps: 0,
             ..ICE_LAKE_SP.tlb
         },
@@ -210,6 +197,20 @@ pub(crate) fn emulator() -> CpuModel {
         costs: EMULATED_COSTS,
         core_stream_bytes_per_s: EMULATED_STREAM,
         bound_check_ps: 0,
+    }
+}
+
+/// The lab's exact emulator (docs/src/emulator.md).
+pub(crate) fn exact_emulator() -> CpuModel {
+    let emulator = emulator();
+    CpuModel {
+        name: "exact-emulator",
+        tlb: TlbModel {
+            kind: TlbKind::Modelled,
+            sizes: Cpu::Lab.tlb(),
+            ..emulator.tlb
+        },
+        ..emulator
     }
 }
 
@@ -242,11 +243,12 @@ impl CpuModel {
     /// Checks the geometry of every array.
     pub fn check(&self) -> Result<(), UnsoundGeometry> {
         let tlb = &self.tlb;
-        let small = [tlb.l1_4k, tlb.l1_2m, tlb.l1_1g, tlb.l2_1g].map(|g| ("a TLB", g, 4));
+        let sizes = &tlb.sizes;
+        let small = [sizes.l1_4k, sizes.l1_2m, sizes.l1_1g, sizes.l2_1g].map(|g| ("a TLB", g, 4));
         let walk = tlb.walk.map(|g| ("a page-walk cache", g, 4));
         let [l1, l2, l3] = self.caches.map(|c| c.geometry);
         let large = [
-            ("the second-level TLB", tlb.l2, WAYS_MAX),
+            ("the second-level TLB", sizes.l2, WAYS_MAX),
             ("the first-level cache", l1, 12),
             ("the second-level cache", l2, WAYS_MAX),
             ("the third-level cache", l3, 12),
@@ -255,7 +257,7 @@ impl CpuModel {
             .into_iter()
             .chain(walk)
             .chain(large)
-            .find(|&(_, g, ways_max)| !g.is_sound(ways_max));
+            .find(|&(_, g, ways_max)| !is_sound(g, ways_max));
         match unsound {
             None => Ok(()),
             Some((part, Geometry { sets, ways }, ways_max)) => Err(UnsoundGeometry {
@@ -279,6 +281,7 @@ mod tests {
             ZEN_3,
             SANDY_BRIDGE,
             emulator(),
+            exact_emulator(),
             emulated_host(),
         ] {
             cpu.check().unwrap();
@@ -287,7 +290,7 @@ mod tests {
         bad.caches[2].geometry.ways = 0;
         assert!(bad.check().unwrap_err().to_string().contains("0 ways"));
         bad = ZEN_3;
-        bad.tlb.l2.sets = 96;
+        bad.tlb.sizes.l2.sets = 96;
         assert!(bad.check().unwrap_err().to_string().contains("96 sets"));
     }
 }

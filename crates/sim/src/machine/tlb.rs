@@ -5,9 +5,9 @@
 //! - An invalidation removes exactly the translations that it covers.
 
 use demeter_policy::GuestVirtAddr;
+use demeter_scenario::{Geometry, TlbSizes};
 
-use super::assoc::{Assoc, Geometry};
-use super::cpu::TlbModel;
+use super::assoc::Assoc;
 use super::radix::{HUGE_BITS, PageSize};
 use super::walk::{KEY_BITS, Space};
 
@@ -65,28 +65,27 @@ pub(crate) struct Tlb {
 impl Tlb {
     /// Empty TLBs for pages of `2^page_bits` bytes. If a page stands for `2^k` real ones, there are `2^k` times fewer
     /// entries for such pages, so that TLB reach stays equal.
-    pub(crate) fn new(model: &TlbModel, page_bits: u32) -> Self {
+    pub(crate) fn new(sizes: &TlbSizes, page_bits: u32) -> Self {
         let k = page_bits - 12;
         let scaled = |g: Geometry| {
-            let by_sets = g.shrunk(k);
             let left = k.saturating_sub(g.sets.trailing_zeros());
             Geometry {
-                ways: (by_sets.ways >> left).max(1),
-                ..by_sets
+                sets: (g.sets >> k).max(1),
+                ways: (g.ways >> left).max(1),
             }
         };
         Self {
             first: [
-                Assoc::new(scaled(model.l1_4k)),
-                Assoc::new(model.l1_2m),
-                Assoc::new(model.l1_1g),
+                Assoc::new(scaled(sizes.l1_4k)),
+                Assoc::new(sizes.l1_2m),
+                Assoc::new(sizes.l1_1g),
             ],
-            second: Assoc::new(model.l2),
-            second_scaled: (k > 0).then(|| Assoc::new(scaled(model.l2))),
-            second_giant: Assoc::new(model.l2_1g),
+            second: Assoc::new(sizes.l2),
+            second_scaled: (k > 0).then(|| Assoc::new(scaled(sizes.l2))),
+            second_giant: Assoc::new(sizes.l2_1g),
             page_bits,
             sizes: 0,
-            is_second_small: model.is_l2_4k_only,
+            is_second_small: sizes.is_l2_4k_only,
         }
     }
 
@@ -256,11 +255,16 @@ fn put<const NEW: bool, const W: usize>(
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;
+    use std::io::Write;
+    use std::path::Path;
+    use std::process::{Command, Stdio};
+    use std::thread;
 
+    use demeter_scenario::Cpu;
+    use demeter_scenario::rng::Rng;
     use proptest::prelude::*;
 
     use super::*;
-    use crate::machine::cpu::ICE_LAKE_SP;
 
     const ONE: Space = Space(1);
     const TWO: Space = Space(2);
@@ -272,7 +276,7 @@ mod tests {
             page_bits in 12u32..18,
             steps in prop::collection::vec((0u64..1 << 10, 0u32..3, 0u32..5, any::<bool>()), 1..500),
         ) {
-            let mut tlb = Tlb::new(&ICE_LAKE_SP.tlb, page_bits);
+            let mut tlb = Tlb::new(&Cpu::IceLakeSp.tlb(), page_bits);
             let mut truth: HashMap<(u32, GuestVirtAddr), (Translation, PageSize)> = HashMap::new();
             for (n, (page, space, what, flag)) in steps.into_iter().enumerate() {
                 // Pages of different sizes do not overlap: the size follows from the address.
@@ -305,9 +309,89 @@ mod tests {
         }
     }
 
+    /// The lab's plugin models the same TLBs, in C: each access hits there as here.
+    #[test]
+    fn the_labs_plugin_has_the_same_misses() {
+        let plugin = Path::new(env!("CARGO_MANIFEST_DIR")).join("../lab/plugin/tlb_stream.c");
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("tlb_stream");
+        let mut compile = Command::new("cc");
+        compile.args(["-O2", "-Wall", "-Wextra", "-Werror"]);
+        compile.arg(plugin).arg("-o").arg(&program);
+        assert!(compile.status().expect("apt-get install gcc").success());
+        for (seed, cpu) in (1..).zip([Cpu::IceLakeSp, Cpu::Zen3, Cpu::SandyBridge]) {
+            let (stream, hits) = stream(seed, &cpu.tlb());
+            let of_plugin = run_plugin(&program, &cpu.tlb(), &stream);
+            let count = |of: u8| hits.iter().filter(|&&it| it == of).count();
+            assert!(count(b'h') > 30_000 && count(b'm') > 30_000, "{cpu:?}");
+            assert!(of_plugin == hits, "{cpu:?}: {} misses here", count(b'm'));
+        }
+    }
+
+    /// Accesses to pages of all sizes, and invalidations, as lines of text; and what the accesses are here: hits or misses.
+    fn stream(seed: u64, sizes: &TlbSizes) -> (String, Vec<u8>) {
+        let mut rng = Rng::new(seed, 0);
+        let mut tlb = Tlb::new(sizes, 12);
+        let (mut text, mut hits) = (String::new(), vec![]);
+        for _ in 0..200_000 {
+            // Half of the accesses are to a sixteenth of the pages.
+            let hot = if rng.below(2) == 0 { 16 } else { 1 };
+            let (size, shift, pages) = [
+                (PageSize::Base, 12, 6000),
+                (PageSize::Huge, 21, 3000),
+                (PageSize::Giant, 30, 60),
+            ][[0, 0, 0, 1, 1, 2][rng.below(6) as usize]];
+            let page = rng.below(pages / hot);
+            let within = rng.below(1 << shift);
+            let gva = GuestVirtAddr((size as u64) << 40 | page << shift | within);
+            match rng.below(10_000) {
+                0 => {
+                    tlb.clear_space(ONE);
+                    text += "f\n";
+                }
+                1..50 => {
+                    tlb.invalidate(ONE, gva);
+                    text += &format!("i {:x}\n", gva.0);
+                }
+                _ => {
+                    text += &format!("a {:x} {shift}\n", gva.0);
+                    let is_hit = tlb.get(ONE, gva).is_some();
+                    if !is_hit {
+                        tlb.insert_new(ONE, gva, size, Translation::new(0, false));
+                    }
+                    hits.push(if is_hit { b'h' } else { b'm' });
+                }
+            }
+        }
+        (text, hits)
+    }
+
+    fn run_plugin(program: &Path, sizes: &TlbSizes, stream: &str) -> Vec<u8> {
+        let arrays = [sizes.l1_4k, sizes.l1_2m, sizes.l1_1g, sizes.l2, sizes.l2_1g];
+        let mut child = Command::new(program)
+            .args(
+                arrays
+                    .iter()
+                    .flat_map(|g| [g.sets, g.ways].map(|it| it.to_string())),
+            )
+            .arg(u8::from(sizes.is_l2_4k_only).to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut stdin = child.stdin.take().unwrap();
+        let stream = stream.to_owned();
+        // Both sides would wait for each other if one thread wrote and read.
+        let writer = thread::spawn(move || stdin.write_all(stream.as_bytes()));
+        let output = child.wait_with_output().unwrap();
+        writer.join().unwrap().unwrap();
+        assert!(output.status.success(), "{}", output.status);
+        output.stdout
+    }
+
     #[test]
     fn what_leaves_the_first_level_stays_in_the_second() {
-        let mut tlb = Tlb::new(&ICE_LAKE_SP.tlb, 12);
+        let mut tlb = Tlb::new(&Cpu::IceLakeSp.tlb(), 12);
         for page in 0..128u64 {
             tlb.insert(
                 ONE,
@@ -325,7 +409,7 @@ mod tests {
     #[test]
     fn a_space_goes_alone() {
         let at = |size: PageSize| GuestVirtAddr((size as u64) << 32);
-        let mut tlb = Tlb::new(&ICE_LAKE_SP.tlb, 12);
+        let mut tlb = Tlb::new(&Cpu::IceLakeSp.tlb(), 12);
         for (space, size) in [ONE, TWO]
             .into_iter()
             .flat_map(|s| SIZES.map(|size| (s, size)))
@@ -342,7 +426,7 @@ mod tests {
     #[test]
     fn a_page_that_stands_for_many_leaves_the_reach_as_it_is() {
         let reach = |k: u32| {
-            let mut tlb = Tlb::new(&ICE_LAKE_SP.tlb, 12 + k);
+            let mut tlb = Tlb::new(&Cpu::IceLakeSp.tlb(), 12 + k);
             let pages = 4096u64 >> k;
             let at = |page: u64| GuestVirtAddr(page << (12 + k));
             for page in 0..pages {

@@ -56,7 +56,7 @@ impl Rig {
 
 #[test]
 fn a_soft_tlb_holds_huge_pages_piecewise_and_forgets_them_at_a_switch() {
-    use TlbKind::{Hardware, Soft};
+    use TlbKind::{Hardware, Modelled, Soft};
     // Whether an access at `offset` sets the accessed bit again after it was cleared.
     let is_seen = |kind, switch: bool, offset: u64| {
         let mut cpu = ICE_LAKE_SP;
@@ -79,6 +79,7 @@ fn a_soft_tlb_holds_huge_pages_piecewise_and_forgets_them_at_a_switch() {
     assert!(is_seen(Soft, false, 3 << 12));
     assert!(!is_seen(Soft, false, 64));
     assert!(is_seen(Soft, true, 64));
+    assert!(!is_seen(Modelled, false, 3 << 12) && is_seen(Modelled, true, 64));
 }
 
 #[test]
