@@ -11,7 +11,11 @@
  *            CPUs of each socket: with two of them node=300:0:80:100:140:40
  * dilation   how many times slower than hardware the emulated CPU is: delays are stretched by it
  *
- * All are required, whole numbers. The first vCPUs belong to the first socket, and each socket has
+ * tlb        sets and ways of the TLBs, as in tlb=16:4:8:4:2:4:128:16:4:4:0. The first level has 4 KiB,
+ *            2 MiB and 1 GiB pages. The second has the first two together, and 1 GiB pages. The last number
+ *            is 1 where the second level holds 4 KiB pages only. Without `tlb` no TLB is modelled.
+ *
+ * All but the last are required, whole numbers. The first vCPUs belong to the first socket, and each socket has
  * as many. The machine must be `-machine pc`. The nodes' memory backends must be the first memory
  * backends on the command line, node 0's first. Memory devices' backends must follow in the same
  * order. The devices' addresses must be as memory_model.h says. Emulators differ in how they report
@@ -39,10 +43,13 @@
  * An emulator whose CPUs have a sampling unit gets each miss and its cost, whether `armed` is set or not. There the loads
  * of each block are counted, too.
  *
+ * Where the emulator lets us (crates/lab/emulator), a page's accessed bit is set when the modelled TLB of its vCPU misses,
+ * whether `armed` is set or not. Elsewhere `tlb` says nothing.
+ *
  * While `period` is not 0, every period-th load that user code does at a user address, that
  * misses the filter and whose modelled latency is at least `threshold_ns`, becomes a record.
  *
- * Each vCPU has its own filter, streams and ring, and only its thread touches them.
+ * Each vCPU has its own filter, streams, TLB and ring, and only its thread touches them.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -59,6 +66,7 @@
 #include "memory_model.h"
 #include "qemu_plugin.h"
 #include "sample_ring.h"
+#include "tlb_model.h"
 
 #define PAGE_BYTES 4096u
 #define USER_END (1ull << 47) /* user addresses are below, with four levels of page tables */
@@ -76,6 +84,7 @@
 struct vcpu {
 	struct filter filter;
 	struct streams streams;
+	struct tlb tlb;
 	struct ring_writer ring;
 	uint64_t owed_ticks; /* cost of misses that the clock was not read for yet */
 	uint64_t due_ticks;  /* when the misses before those are done; 0: not known */
@@ -85,6 +94,7 @@ struct vcpu {
 
 static struct vcpu vcpus[DEMETER_MAX_VCPUS];
 static struct sizes sizes;
+static struct tlb_sizes tlb_sizes;
 static struct path paths[SOCKETS_MAX][NODES_MAX];
 static struct layout layouts[REPORTINGS];
 static const struct layout *layout; /* the one that fits; NULL while none is known to */
@@ -93,6 +103,7 @@ static struct demeter_loads *loads;
 static uint64_t spin_ticks_min, slack_ticks, lag_ticks_min;
 static double ns_per_tick;
 static bool has_unit;       /* the emulator's CPUs sample, and want to know what accesses cost */
+static bool has_tlb;        /* accessed bits are ours to set */
 static bool is_model_clock; /* a tick is a nanosecond of the guest's, or else of the time-stamp counter */
 
 static uint64_t now_ticks(void)
@@ -224,12 +235,42 @@ static void answer(uint32_t asked, qemu_plugin_meminfo_t info, uint64_t gva)
 	__atomic_store_n(&control->answered, asked, __ATOMIC_RELEASE);
 }
 
+/* The emulator sets accessed bits of what the TLB does not hold, and tells of invalidations. */
+static bool on_holds(unsigned int index, uint64_t gva)
+{
+	return tlb_holds(&vcpus[index].tlb, &tlb_sizes, gva);
+}
+
+static void on_forget(unsigned int index, uint64_t gva)
+{
+	tlb_forget(&vcpus[index].tlb, &tlb_sizes, gva);
+}
+
+static void on_forget_all(unsigned int index, bool with_global)
+{
+	tlb_forget_all(&vcpus[index].tlb, &tlb_sizes, with_global);
+}
+
+/* An access to another page than the last of its set. Apart from what each access runs. */
+__attribute__((noinline)) static void translate_access(struct vcpu *vcpu, uint64_t gva)
+{
+	bool is_global;
+
+	if (tlb_hit(&vcpu->tlb, &tlb_sizes, gva))
+		return;
+	unsigned int shift = qemu_plugin_walk(gva, &is_global);
+	if (shift)
+		tlb_enter(&vcpu->tlb, &tlb_sizes, gva, shift, is_global);
+}
+
 /* Runs for every access of the guest, so it must be cheap while the plugin is idle. */
 static void on_access(unsigned int index, qemu_plugin_meminfo_t info, uint64_t gva, void *ip)
 {
 	uint32_t armed = __atomic_load_n(&control->armed, __ATOMIC_RELAXED);
 	uint32_t period = __atomic_load_n(&control->period, __ATOMIC_RELAXED);
 
+	if (has_tlb && !tlb_hit_fast(&vcpus[index].tlb, &tlb_sizes, gva))
+		translate_access(&vcpus[index], gva);
 	if (!armed && !period) {
 		uint32_t asked = __atomic_load_n(&control->asked, __ATOMIC_ACQUIRE);
 
@@ -278,6 +319,7 @@ struct arguments {
 	const char *shm;
 	uint64_t dilation;
 	unsigned int sockets;
+	bool has_tlb;
 	struct {
 		uint64_t ns, gbps;
 	} from[SOCKETS_MAX][NODES_MAX];
@@ -325,7 +367,26 @@ static bool parse_node(struct arguments *arguments, const char *text)
 	return true;
 }
 
-/* Reads key=value arguments; all keys are required. */
+/* Sets and ways of all arrays, then whether the second level holds small pages only. */
+static bool parse_tlb(const char *text)
+{
+	uint64_t sets, ways, is_small;
+
+	for (unsigned int array = 0; array < TLB_ARRAYS; array++) {
+		if (!take_number(&text, ':', 1, TLB_SETS_MAX, &sets) ||
+		    !take_number(&text, ':', 1, TLB_WAYS_MAX, &ways))
+			return false;
+		tlb_sizes.of[array] = (struct tlb_geometry){ .sets = (uint32_t)sets, .ways = (uint32_t)ways };
+		if (!tlb_geometry_is_sound(tlb_sizes.of[array]))
+			return false;
+	}
+	if (!take_number(&text, '\0', 0, 1, &is_small))
+		return false;
+	tlb_sizes.is_second_small = is_small;
+	return true;
+}
+
+/* Reads key=value arguments. */
 static bool parse(struct arguments *arguments, int argc, char **argv)
 {
 	for (int i = 0; i < argc; i++) {
@@ -341,6 +402,14 @@ static bool parse(struct arguments *arguments, int argc, char **argv)
 					"for each socket, and at most %u nodes\n", argv[i], NODES_MAX);
 				return false;
 			}
+		} else if (length == 3 && !strncmp(argv[i], "tlb", 3)) {
+			if (!parse_tlb(value)) {
+				fprintf(stderr, "demeter_lab: %s: needs SETS:WAYS of %u arrays, then 0 or 1; at most %u "
+					"sets, a power of two, and %u ways\n", argv[i], TLB_ARRAYS, TLB_SETS_MAX,
+					TLB_WAYS_MAX);
+				return false;
+			}
+			arguments->has_tlb = true;
 		} else if (length == 8 && !strncmp(argv[i], "dilation", 8)) {
 			if (!take_number(&value, '\0', 1, DILATION_MAX, &arguments->dilation)) {
 				fprintf(stderr, "demeter_lab: %s: needs a whole number from 1 to %u\n", argv[i],
@@ -449,6 +518,14 @@ QEMU_PLUGIN_EXPORT int qemu_plugin_install(qemu_plugin_id_t id, const qemu_info_
 		vcpus[i].to = paths[i < vcpu_count ? i * arguments.sockets / vcpu_count : 0];
 	if (!share(arguments.shm, vcpu_count))
 		return 1;
+	has_tlb = arguments.has_tlb && qemu_plugin_model_tlb;
+	if (has_tlb) {
+		static const struct qemu_plugin_tlb model = {
+			.holds = on_holds, .forget = on_forget, .forget_all = on_forget_all,
+		};
+
+		qemu_plugin_model_tlb(&model);
+	}
 	qemu_plugin_register_vcpu_tb_trans_cb(id, on_translate_cb QEMU_PLUGIN_NO_USERDATA);
 	qemu_plugin_register_vcpu_resume_cb(id, on_resume_cb QEMU_PLUGIN_NO_USERDATA);
 	return 0;

@@ -44,6 +44,22 @@ void qemu_plugin_access_cost(uint64_t vaddr, uint64_t pc, bool is_load, bool is_
 	last_is_load = is_load;
 }
 
+/* The model of the TLB that the emulator got, and walks of its page tables: all pages are of one size. */
+static const struct qemu_plugin_tlb *tlb_model;
+static unsigned int walks, walk_shift = 12;
+
+void qemu_plugin_model_tlb(const struct qemu_plugin_tlb *tlb)
+{
+	tlb_model = tlb;
+}
+
+unsigned int qemu_plugin_walk(uint64_t vaddr, bool *is_global)
+{
+	walks++;
+	*is_global = vaddr >> 63;
+	return walk_shift;
+}
+
 /* The emulator's calls of what was registered, as its version makes them. */
 static void emulator_translates(void)
 {
@@ -626,6 +642,69 @@ static void test_model_clock(void)
 	guest_ns = -1;
 }
 
+/* Accesses one page of `1 << walk_shift` bytes; returns how often the page tables were walked for it. */
+static unsigned int walks_of(uint64_t page)
+{
+	unsigned int before = walks;
+
+	on_access(1, 0, page << walk_shift, NULL);
+	return walks - before;
+}
+
+/* The emulator leaves accessed bits to us: it asks what the TLB holds, and we walk on a miss. */
+static void test_tlb(const char *shm)
+{
+	const qemu_info_t info = {
+		.target_name = "x86_64", .system_emulation = true,
+		.system = { .smp_vcpus = 2, .max_vcpus = 16 },
+	};
+	char shm_argument[4096];
+	char *argv[] = { shm_argument, "node=300:0:80:100", "node=1000:0:250:20", "dilation=8",
+			 "tlb=16:4:8:4:2:4:128:16:4:4:0" };
+	const char *const bad[] = { "", "16:4:8:4:2:4:128:16:4:4", "16:4:8:4:2:4:128:16:4:4:2",
+				    "15:4:8:4:2:4:128:16:4:4:0", "16:0:8:4:2:4:128:16:4:4:0",
+				    "16:4:8:4:2:4:128:17:4:4:0", "16:4:8:4:2:4:1024:16:4:4:0" };
+	const uint64_t kernel = 0xffff888000000000 >> 12;
+
+	assert(!has_tlb);
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+		assert(!parse_tlb(bad[i]));
+	snprintf(shm_argument, sizeof(shm_argument), "shm=%s", shm);
+	sizes = (struct sizes){ 0 };
+	assert(!qemu_plugin_install(1, &info, sizeof(argv) / sizeof(argv[0]), argv) && has_tlb);
+	has_unit = false;
+
+	/* 2,048 small pages fit the second level, and not one more. */
+	for (unsigned int round = 0; round < 2; round++)
+		for (unsigned int page = 0; page < 2048; page++)
+			assert(walks_of(page) == !round);
+	assert(walks_of(2048) == 1 && walks_of(0) == 1 && walks_of(1) == 0);
+	assert(tlb_model->holds(1, 0) && tlb_model->holds(1, 4095) && !tlb_model->holds(0, 0));
+	assert(!tlb_model->holds(1, 128 << 12)); /* 2048, then 0, replaced the oldest of their set */
+
+	/* An invalidation is of one page, or of all; global pages may stay. */
+	tlb_model->forget(1, 5);
+	assert(!tlb_model->holds(1, 0) && walks_of(0) == 1 && walks_of(0) == 0);
+	assert(walks_of(kernel) == 1);
+	tlb_model->forget_all(1, false);
+	assert(walks_of(kernel) == 0 && walks_of(0) == 1);
+	tlb_model->forget_all(1, true);
+	assert(walks_of(kernel) == 1 && walks_of(0) == 1);
+
+	/* A huge page is one entry, whichever part of it is accessed. */
+	walk_shift = 21;
+	assert(walks_of(77) == 1 && tlb_model->holds(1, (77ull << 21) + 123456));
+	on_access(1, 0, (77ull << 21) + 99 * PAGE_BYTES, NULL);
+	assert(walks_of(77) == 0);
+
+	/* Of other sizes none is held, and each access walks. */
+	walk_shift = 22;
+	assert(walks_of(500) == 1 && !tlb_model->holds(1, 500ull << 22));
+	walk_shift = 12;
+	assert(walks_of(2) == 1 && walks_of(501) == 1 && walks_of(2) == 0);
+	has_tlb = false;
+}
+
 /* The kernel's copy of 2 MiB, page by page and 8 bytes an iteration. Needs what test_answers found out. */
 static void test_copy(void)
 {
@@ -677,5 +756,6 @@ int main(int argc, char **argv)
 	test_model_clock();
 	test_copy();
 	test_what_fits_no_layout();
+	test_tlb(argv[1]);
 	return 0;
 }

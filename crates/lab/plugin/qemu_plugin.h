@@ -149,11 +149,20 @@ uint64_t qemu_plugin_hwaddr_phys_addr(const struct qemu_plugin_hwaddr *hwaddr);
 /*
  * Only our own emulator has these (crates/lab/emulator); elsewhere they are NULL. Its sampling unit reports what an
  * access cost. Its clock may count instructions; then a vCPU can wait without time of the host's. The clock is -1
- * where it is the host's.
+ * where it is the host's. Accessed bits may be left to a plugin's model of the TLB. A walk returns the page's size as a
+ * power of two, and 0 where no TLB is to hold it.
  */
+struct qemu_plugin_tlb {
+	bool (*holds)(unsigned int vcpu, uint64_t vaddr);
+	void (*forget)(unsigned int vcpu, uint64_t vaddr);
+	void (*forget_all)(unsigned int vcpu, bool with_global);
+};
+
 __attribute__((weak)) void qemu_plugin_access_cost(uint64_t vaddr, uint64_t pc, bool is_load, bool is_far,
 						   uint32_t cycles);
 __attribute__((weak)) int64_t qemu_plugin_clock(void);
 __attribute__((weak)) void qemu_plugin_wait(uint64_t ns);
+__attribute__((weak)) void qemu_plugin_model_tlb(const struct qemu_plugin_tlb *tlb);
+__attribute__((weak)) unsigned int qemu_plugin_walk(uint64_t vaddr, bool *is_global);
 
 #endif

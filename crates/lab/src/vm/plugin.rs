@@ -13,7 +13,7 @@ use crate::error::Error;
 type File = (&'static str, &'static str);
 
 /// Files of the plugin that delays memory and takes samples; the first includes the others.
-const LAB: [File; 5] = [
+const LAB: [File; 6] = [
     ("demeter_lab.c", include_str!("../../plugin/demeter_lab.c")),
     (
         "memory_model.h",
@@ -22,6 +22,7 @@ const LAB: [File; 5] = [
     ("qemu_plugin.h", include_str!("../../plugin/qemu_plugin.h")),
     ("sample_ring.h", include_str!("../../plugin/sample_ring.h")),
     ("shared_page.h", include_str!("../../plugin/shared_page.h")),
+    ("tlb_model.h", include_str!("../../plugin/tlb_model.h")),
 ];
 
 /// Files of the plugin that records a program.

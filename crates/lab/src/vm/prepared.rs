@@ -125,6 +125,7 @@ impl PreparedVm {
             cpu_properties: &self.cpu_properties,
             dilation: self.scenario.lab.dilation,
             clock: self.scenario.lab.clock,
+            tlb: self.scenario.sim.cpu.tlb(),
             nodes: &self.nodes,
             elastic: self.elastic.as_ref(),
             prealloc: self.prealloc,

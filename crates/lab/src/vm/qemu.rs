@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use demeter_scenario::{Clock, Machine, MachineNode, MachinePlace, SamplingUnit};
+use demeter_scenario::{
+    Clock, Geometry, Machine, MachineNode, MachinePlace, SamplingUnit, TlbSizes,
+};
 
 use super::counts::SHARED;
 use super::elastic::{Elastic, MemoryDevice, device_space_mib, memory_devices};
@@ -145,6 +147,8 @@ pub struct Parts<'a> {
     pub dilation: u64,
     /// Its clock.
     pub clock: Clock,
+    /// The TLBs that the plugin models, if the emulator leaves accessed bits to it.
+    pub tlb: TlbSizes,
     /// Sizes of the nodes.
     pub nodes: &'a [VmNode],
     /// Resize parameters, if its memory is resizable.
@@ -325,10 +329,11 @@ impl Parts<'_> {
             .map(node)
             .collect();
         let plugin = format!(
-            "file={},shm={},{nodes}dilation={}",
+            "file={},shm={},{nodes}dilation={},tlb={}",
             quoted(self.plugin),
             quoted(&shared),
-            self.dilation
+            self.dilation,
+            tlb(&self.tlb)
         );
         let memory = format!(
             "memory-backend-file,id=shared,mem-path={},size={SHARED_MIB}M,share=on",
@@ -343,6 +348,13 @@ impl Parts<'_> {
             ("-device", device),
         ]
     }
+}
+
+/// TLBs as the plugin reads them.
+fn tlb(sizes: &TlbSizes) -> String {
+    let arrays = [sizes.l1_4k, sizes.l1_2m, sizes.l1_1g, sizes.l2, sizes.l2_1g];
+    let arrays = arrays.map(|Geometry { sets, ways }| format!("{sets}:{ways}"));
+    format!("{}:{}", arrays.join(":"), u8::from(sizes.is_l2_4k_only))
 }
 
 /// The options that make nodes of the memory backends `node0`, `node1` and so on.
@@ -500,6 +512,15 @@ mod tests {
         let bare = options(&machine);
         assert_eq!(bare.len(), 20);
         assert_eq!(bare[2], "node,nodeid=2,memdev=node2");
+    }
+
+    /// As the head of plugin/demeter_lab.c says.
+    #[test]
+    fn tlbs_are_written_as_the_plugin_reads_them() {
+        let sizes = demeter_scenario::Cpu::IceLakeSp.tlb();
+        assert_eq!(tlb(&sizes), "16:4:8:4:2:4:128:16:4:4:0");
+        let plugin = include_str!("../../plugin/demeter_lab.c");
+        assert!(plugin.contains("tlb=16:4:8:4:2:4:128:16:4:4:0"));
     }
 
     #[test]

@@ -198,6 +198,7 @@ mod tests {
                 cpu_properties: &[],
                 dilation: 8,
                 clock: Default::default(),
+                tlb: demeter_scenario::Cpu::default().tlb(),
                 nodes: &[100, 300].map(|ram_mib| VmNode {
                     ram_mib,
                     plug_mib: 0,
