@@ -33,7 +33,7 @@ const PARTS: u64 = 128;
 /// The line of smaps with memory whose accessed bits are set.
 const ACCESSED: &str = "Referenced:";
 
-/// What each line of the console counts.
+/// The counts that the console shows, by name.
 const HUGE_HELD: &str = "huge pages that are accessed and stay in the TLB";
 const HUGE_MISSED: &str = "huge pages that are accessed after a flush, half of all";
 const SMALL_HOT: &str = "small pages that are accessed and do not stay in the TLB";
@@ -105,7 +105,7 @@ fn boot(lab: &Lab, tlb: &str) -> BTreeMap<String, u64> {
     counts
 }
 
-/// What and how many: `what: 17`.
+/// A count and its name: `name: 17`.
 fn count(line: &str) -> Option<(String, u64)> {
     let (what, count) = line.trim().rsplit_once(": ")?;
     let is_ours = [HUGE_HELD, HUGE_MISSED, SMALL_HOT, SMALL_IDLE].contains(&what);

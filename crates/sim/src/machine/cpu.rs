@@ -4,7 +4,7 @@
 use demeter_scenario::{Cpu, Geometry, TlbSizes};
 
 use super::assoc::{WAYS_MAX, is_sound};
-use super::cost::{CostModel, EMULATED_COSTS, EMULATED_HOST_COSTS, X86_COSTS};
+use super::cost::{CostModel, EMULATED_COSTS, EMULATED_HOST_COSTS, EXACT_COSTS, X86_COSTS};
 
 /// The kind of a core's TLB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -210,6 +210,8 @@ pub(crate) fn exact_emulator() -> CpuModel {
             sizes: Cpu::Lab.tlb(),
             ..emulator.tlb
         },
+        costs: EXACT_COSTS,
+        core_stream_bytes_per_s: EXACT_STREAM,
         ..emulator
     }
 }
@@ -226,6 +228,9 @@ pub(crate) fn emulated_host() -> CpuModel {
 /// Bytes per second that the emulated CPU copies, limited by its own instructions. Measured: 320 MiB of huge pages in a
 /// second.
 const EMULATED_STREAM: u64 = 350_000_000;
+
+/// The same by the exact emulator's clock, at a nanosecond an instruction: 2 MiB take 0.27 ms (docs/src/emulator.md).
+const EXACT_STREAM: u64 = 7_700_000_000;
 
 /// Error: a geometry that the model does not support.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
