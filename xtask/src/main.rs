@@ -14,6 +14,7 @@ mod kubernetes;
 mod package_test;
 mod python;
 mod results;
+mod sensitivity;
 mod shell;
 mod systems;
 mod test;
@@ -48,6 +49,9 @@ enum Task {
     /// Results are kept in target/systems. An experiment runs again only if its scenario or the code of simulator and
     /// policy has changed.
     Systems(systems::Args),
+    /// Run scenarios/sensitivity.toml, in which each assumed cost of the simulator is halved and doubled, and print which
+    /// orders of systems change
+    Sensitivity(sensitivity::Args),
     /// Generate the reference pages of docs/ from the code, and the book if mdbook is installed
     Docs,
     /// Generate the figures of README.md and docs/src from the stored results, or store another result
@@ -105,6 +109,7 @@ fn main() -> ExitCode {
         Task::Docs => docs::docs(),
         Task::Results(args) => results::results(&args),
         Task::Fuzz(args) => fuzz::fuzz(&args),
+        Task::Sensitivity(args) => sensitivity::sensitivity(&args),
         Task::Python => python::test(),
         Task::Systems(args) => systems::systems(&args),
         Task::Arm(args) => arm::arm(&args),

@@ -292,6 +292,7 @@ fn check_sim(sim: &Sim) -> Result<(), String> {
         "sim.reserve_mib: with sim.translation all memory is reserved in one piece: remove one"
             .into()
     })?;
+    sim.cost_percent.check()?;
     let granule = sim.slow_granule_bytes;
     let is_granule = (64..=4096).contains(&granule) && granule.is_power_of_two();
     refuse_if(!is_granule, || {

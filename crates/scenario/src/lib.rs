@@ -4,6 +4,7 @@
 
 mod catalogue;
 mod check;
+mod cost_percent;
 mod design;
 mod dirty_logging;
 mod fault;
@@ -25,6 +26,7 @@ mod vary;
 mod workload;
 
 pub use catalogue::{Color, Place, Row, System, UnknownSystem};
+pub use cost_percent::CostPercent;
 pub use design::Design;
 pub use dirty_logging::{DirtyLogging, Isa, LoggedTask, MmuLock, Split};
 pub use file::table_from_text;

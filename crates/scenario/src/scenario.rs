@@ -5,7 +5,8 @@ use demeter_toml_file::FileError;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    DirtyLogging, MachineNode, Place, Provision, Published, Settings, System, Translation, Workload,
+    CostPercent, DirtyLogging, MachineNode, Place, Provision, Published, Settings, System,
+    Translation, Workload,
 };
 
 /// A scenario: one workload on one machine under several systems.
@@ -253,6 +254,9 @@ pub struct Sim {
     /// promotes only into free memory.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub memtis_unlimited: bool,
+    /// Changed costs, in percent of the model's.
+    #[serde(skip_serializing_if = "CostPercent::is_default")]
+    pub cost_percent: CostPercent,
     /// Address translation if all memory is reserved in one piece: direct segments, and pages of 1 GiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub translation: Option<Translation>,
@@ -283,6 +287,7 @@ impl Default for Sim {
             timed_fill: false,
             reserve_mib: 0,
             memtis_unlimited: false,
+            cost_percent: CostPercent::default(),
             translation: None,
             dirty_logging: None,
         }

@@ -118,6 +118,10 @@ impl WorldSetup {
             Cpu::Lab => (emulator(), dilation),
             Cpu::LabHost => (emulated_host(), dilation),
         };
+        let cpu = CpuModel {
+            costs: cpu.costs.changed(&scenario.sim.cost_percent),
+            ..cpu
+        };
         let listed = machine.nodes();
         let nodes: Vec<NodeModel> = listed
             .iter()

@@ -66,6 +66,7 @@ impl Testbed {
             write_bytes_per_s: 100_000_000_000,
             granule_lines: 1,
             curve: Curve::default(),
+            loaded_percent: 100,
             others_bytes_per_s: 0,
         };
         let middle = (host_tables + table_pages + pages / 2) * PAGE_SIZE;

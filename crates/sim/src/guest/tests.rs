@@ -62,6 +62,7 @@ impl Bench {
             write_bytes_per_s: 10_000_000_000,
             granule_lines: 1,
             curve: Curve::default(),
+            loaded_percent: 100,
             others_bytes_per_s: 0,
         };
         Self {

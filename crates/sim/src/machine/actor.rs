@@ -316,7 +316,7 @@ impl Actor<'_> {
     ) {
         let (from, to) = (self.path_to(from), self.path_to(to));
         let paths = &mut self.memory.paths;
-        let ps = paths[from].copy_ps(&paths[to], bytes);
+        let ps = paths[from].copy_ps(&paths[to], bytes) * self.costs.copy_percent / 100;
         let lines = (bytes >> LINE_BITS) >> self.k;
         paths[from].lines_read += lines;
         paths[to].lines_written += lines;

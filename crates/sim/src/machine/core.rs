@@ -105,6 +105,7 @@ pub(crate) struct Core {
     host_walk: WalkCaches,
     caches: Caches,
     tlb_second_ps: u64,
+    walk_percent: u64,
     bound_check_ps: u64,
     /// Misses of the program that are in flight at once.
     in_flight: u64,
@@ -124,6 +125,7 @@ impl Core {
             host_walk: WalkCaches::new(&cpu.tlb),
             caches: Caches::new(cpu),
             tlb_second_ps: cpu.tlb.l2_hit_ps,
+            walk_percent: cpu.costs.walk_percent,
             bound_check_ps: cpu.bound_check_ps,
             in_flight: 1,
             kind: cpu.tlb.kind,
@@ -299,7 +301,7 @@ impl Core {
             }
         };
         let Mapping { frame, size, dirty } = mapping;
-        ps += bound_checks * self.bound_check_ps;
+        ps = ps * self.walk_percent / 100 + bound_checks * self.bound_check_ps;
         self.walks.walks += 1;
         self.walks.references += references;
         self.walks.ps += ps;

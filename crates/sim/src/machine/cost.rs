@@ -6,7 +6,9 @@
 //! - *fitted*: chosen so that the simulator meets a published figure, which the comment names.
 //!
 //! Times are picoseconds, so that sums are integers. Memory latency follows from load, see [`super::tier`]. Sizes and
-//! latencies of caches and TLBs are in [`super::cpu`].
+//! latencies of caches and TLBs are in [`super::cpu`]. A scenario can change the costs of a kind (`sim.cost_percent`).
+
+use demeter_scenario::CostPercent;
 
 /// Picoseconds in a nanosecond.
 pub const PS_PER_NS: u64 = 1000;
@@ -83,6 +85,10 @@ pub struct CostModel {
     pub damon_set_ps: u64,
     /// A call that moves pages, for any number of pages.
     pub migrate_call_ps: u64,
+    /// Time of a copy of pages, percent of what the tiers' bandwidths say.
+    pub copy_percent: u64,
+    /// Time of a page walk, percent of that of its references.
+    pub walk_percent: u64,
     /// Moving one 4 KiB page without copy and call: unmap, remap, accounting.
     pub migrate_page_ps: u64,
     /// Moving one 2 MiB page, without the copy.
@@ -171,6 +177,8 @@ pub(super) const X86_COSTS: CostModel = CostModel {
     damon_set_ps: 2_200 * PS_PER_NS,
     // Lab: promoting a page that faulted takes 44 us, of which copying and moving are 24.
     migrate_call_ps: 3500 * PS_PER_NS,
+    copy_percent: 100,
+    walk_percent: 100,
     // Measured on Zen 3 with move_pages in batches: 2.4 us per 4 KiB page and 195 us per 2 MiB. That includes copies at
     // about 10.7 GB/s, which are subtracted here.
     migrate_page_ps: 2000 * PS_PER_NS,
@@ -194,6 +202,98 @@ pub(super) const X86_COSTS: CostModel = CostModel {
     // Assumed, with `seed-breakdown` in view: the page's entry and its record, locked briefly.
     paper_page_ps: 100 * PS_PER_NS,
 };
+
+impl CostModel {
+    /// The costs with those of some kinds changed.
+    pub(crate) fn changed(mut self, percent: &CostPercent) -> Self {
+        let change = |percent: u32, costs: &mut [&mut u64]| {
+            for cost in costs {
+                **cost = **cost * u64::from(percent) / 100;
+            }
+        };
+        change(percent.copy, &mut [&mut self.copy_percent]);
+        change(percent.walk, &mut [&mut self.walk_percent]);
+        change(percent.migrate, &mut self.of_migrations());
+        change(percent.shootdown, &mut self.of_shootdowns());
+        change(percent.fault, &mut self.of_faults());
+        change(percent.sample, &mut self.of_samples());
+        change(percent.interrupt, &mut self.of_interrupts());
+        change(percent.damon, &mut self.of_damon());
+        change(percent.scan, &mut self.of_scans());
+        self
+    }
+
+    fn of_migrations(&mut self) -> [&mut u64; 4] {
+        [
+            &mut self.migrate_call_ps,
+            &mut self.migrate_page_ps,
+            &mut self.migrate_huge_ps,
+            &mut self.collapse_page_ps,
+        ]
+    }
+
+    fn of_shootdowns(&mut self) -> [&mut u64; 6] {
+        [
+            &mut self.flush_page_ps,
+            &mut self.flush_space_ps,
+            &mut self.invept_ps,
+            &mut self.ipi_ps,
+            &mut self.ipi_receiver_ps,
+            &mut self.ask_vcpu_ps,
+        ]
+    }
+
+    fn of_faults(&mut self) -> [&mut u64; 4] {
+        [
+            &mut self.fault_ps,
+            &mut self.exit_ps,
+            &mut self.ept_violation_ps,
+            &mut self.lock_line_ps,
+        ]
+    }
+
+    fn of_samples(&mut self) -> [&mut u64; 5] {
+        [
+            &mut self.pebs_record_ps,
+            &mut self.pebs_interrupt_ps,
+            &mut self.record_drain_ps,
+            &mut self.memtis_sample_ps,
+            &mut self.agent_sample_ps,
+        ]
+    }
+
+    fn of_interrupts(&mut self) -> [&mut u64; 3] {
+        [
+            &mut self.interrupt_ps,
+            &mut self.switch_ps,
+            &mut self.tick_ps,
+        ]
+    }
+
+    fn of_damon(&mut self) -> [&mut u64; 4] {
+        [
+            &mut self.damon_look_ps,
+            &mut self.damon_pass_ps,
+            &mut self.damon_region_ps,
+            &mut self.damon_set_ps,
+        ]
+    }
+
+    fn of_scans(&mut self) -> [&mut u64; 10] {
+        [
+            &mut self.scan_entry_ps,
+            &mut self.mark_page_ps,
+            &mut self.reclaim_page_ps,
+            &mut self.memtis_page_ps,
+            &mut self.paper_page_ps,
+            &mut self.agent_lookup_ps,
+            &mut self.agent_read_nodes_ps,
+            &mut self.agent_epoch_ps,
+            &mut self.agent_range_ps,
+            &mut self.agent_block_ps,
+        ]
+    }
+}
 
 /// Slowdown of a kernel on the emulator against hardware, for any memory latency. Measured: a hint fault takes 5 to 7
 /// us.
@@ -280,3 +380,26 @@ pub(super) const EMULATED_HOST_COSTS: CostModel = CostModel {
     exit_ps: EMULATED_EPT_VIOLATION_PS / X86_COSTS.ept_violation_ps * X86_COSTS.exit_ps,
     ..EMULATED_COSTS
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kind_of_costs_changes_alone() {
+        let changed = |percent| X86_COSTS.changed(&percent);
+        assert_eq!(changed(CostPercent::default()), X86_COSTS);
+        let faults = changed(CostPercent {
+            fault: 50,
+            ..CostPercent::default()
+        });
+        let expected = CostModel {
+            fault_ps: X86_COSTS.fault_ps / 2,
+            exit_ps: X86_COSTS.exit_ps / 2,
+            ept_violation_ps: X86_COSTS.ept_violation_ps / 2,
+            lock_line_ps: X86_COSTS.lock_line_ps / 2,
+            ..X86_COSTS
+        };
+        assert_eq!(faults, expected);
+    }
+}

@@ -142,6 +142,7 @@ mod tests {
             write_bytes_per_s: gbps * 1_000_000_000,
             granule_lines: 1,
             curve: Curve::default(),
+            loaded_percent: 100,
             others_bytes_per_s: 0,
         }
     }

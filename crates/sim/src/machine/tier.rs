@@ -43,6 +43,8 @@ pub struct TierModel {
     pub granule_lines: u64,
     /// How its latency grows with its load.
     pub curve: Curve,
+    /// Growth of its latency with its load, percent of what the curve says.
+    pub loaded_percent: u32,
     /// Bandwidth that users other than the VMs would load from idle memory. Their loads wait, too: at twice the latency
     /// they load half as much.
     pub others_bytes_per_s: u64,
@@ -148,7 +150,8 @@ impl LoadedTier {
         self.used += (used - self.used) * NEWEST;
         let overload = self.overload * (self.used / USE_MAX).sqrt();
         self.overload = overload.clamp(1.0, OVERLOAD_MAX);
-        let factor = slowdown(self.model.curve, self.used) * self.overload;
+        let more = slowdown(self.model.curve, self.used) - 1.0;
+        let factor = (1.0 + more * f64::from(self.model.loaded_percent) / 100.0) * self.overload;
         self.latency_ps = (self.model.latency_ps as f64 * factor) as u64;
         self.stream_ps = (self.core_line_ps as f64 * factor) as u64;
         self.lines_before += self.lines_read + self.lines_written;
@@ -234,6 +237,7 @@ mod tests {
         write_bytes_per_s: 176_000_000_000,
         granule_lines: 1,
         curve: Curve::Ddr4,
+        loaded_percent: 100,
         others_bytes_per_s: 0,
     };
 

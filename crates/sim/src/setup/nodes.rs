@@ -47,6 +47,7 @@ pub(super) fn model(scenario: &Scenario, node: &MachineNode, dilation: u64) -> N
         write_bytes_per_s: write_gbps.unwrap_or(*bandwidth_gbps) * gbps,
         granule_lines: granule / LINE_BYTES,
         curve,
+        loaded_percent: sim.cost_percent.loaded_latency,
         others_bytes_per_s: others * gbps,
     };
     NodeModel {

@@ -27,6 +27,7 @@ impl Rig {
             write_bytes_per_s: 1 << 36,
             granule_lines: 1,
             curve: Curve::default(),
+            loaded_percent: 100,
             others_bytes_per_s: 0,
         };
         Self {
