@@ -26,8 +26,9 @@ pub(crate) const RANKINGS: [usize; 3] = [1, 2, 3];
 /// Time in which counts decay, seconds.
 const DECAY_S: f64 = 30.0;
 
-/// Number of counted samples that suffice: the error of a share is then at most 2 %.
-const EVENTS_MIN: f64 = 500.0;
+/// Time after which shares are known, seconds, however few samples there are. Fewer samples make a share less exact, but a
+/// program with few samples has little to gain by it.
+const KNOWN_AFTER_S: f64 = 5.0;
 
 /// Size `at` of [`SIZES`] as a share of all memory.
 pub(crate) fn size(at: usize) -> f64 {
@@ -137,14 +138,13 @@ impl Served {
         self.elapsed_s += elapsed_s.max(0.0);
     }
 
-    /// The share of accesses that each of the [`SIZES`] serves, from none on; `None` until enough samples were
-    /// counted, or nothing for the time that counts last.
+    /// The share of accesses that each of the [`SIZES`] serves, from none on; `None` until a sample was
+    /// counted and [`KNOWN_AFTER_S`] have passed.
     pub(crate) fn shares(&self) -> Option<[f64; SIZES + 1]> {
         let mut best: Option<[f64; SIZES + 1]> = None;
         for ranking in &self.rankings {
             let all: f64 = ranking.events.iter().sum();
-            let is_enough = all >= EVENTS_MIN || (all > 0.0 && self.elapsed_s >= DECAY_S);
-            if !is_enough {
+            if all <= 0.0 || self.elapsed_s < KNOWN_AFTER_S {
                 continue;
             }
             let best = best.get_or_insert([0.0; SIZES + 1]);
@@ -172,7 +172,7 @@ mod tests {
     use super::*;
     use crate::working_set::tests::memory;
 
-    /// A ranking of these parts, in this order: blocks of each, and the samples that come later.
+    /// A ranking of these parts, in this order: blocks of each, and the samples that come later, when shares are known.
     fn seen(parts: &[(u64, u32)]) -> Served {
         let falling = parts.iter().zip((1..).map(|at| 1e6 / f64::from(at)));
         let placed: Vec<_> = falling
@@ -189,6 +189,7 @@ mod tests {
                 served.add(&[(range.pid, Block(block), whole)]);
             }
         }
+        served.elapsed_s = KNOWN_AFTER_S;
         served
     }
 
@@ -211,11 +212,11 @@ mod tests {
     }
 
     #[test]
-    fn few_samples_count_only_after_some_time() {
-        let mut few = seen(&[(10, 100)]);
-        assert_eq!(few.shares(), None);
-        few.end_epoch(DECAY_S);
+    fn few_samples_count_after_some_time() {
+        let mut few = seen(&[(10, 3)]);
         assert!(few.shares().is_some());
+        few.elapsed_s = KNOWN_AFTER_S / 2.0;
+        assert_eq!(few.shares(), None);
         assert_eq!(Served::default().shares(), None);
     }
 

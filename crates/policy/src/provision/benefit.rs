@@ -6,6 +6,9 @@ use crate::benefit::{Benefit, POINTS_MAX};
 
 /// Time that a VM's programs save with fast memory of each size, compared with none. It does not fall with size.
 ///
+/// A second of programs that run `t` times as long as with fast memory alone holds only a `t`-th of their work. So the next MiB
+/// saves its time divided by `t`, and the sum is a logarithm.
+///
 /// Sizes between two points are interpolated. Beyond the last point nothing more is saved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Curve {
@@ -23,17 +26,17 @@ struct Point {
 impl Curve {
     /// The curve of a VM, by the upper bound of the time that its programs wait.
     pub fn new(benefit: &Benefit) -> Self {
-        let (latency_ns, running_ms) = (benefit.latency_ns(), u64::from(benefit.running_ms()));
-        let more_ns = u64::from(latency_ns.slow - latency_ns.fast);
-        let waits = u64::from(benefit.waits().max_permille);
+        let latency_ns = benefit.latency_ns();
+        let more = f64::from(latency_ns.slow) / f64::from(latency_ns.fast) - 1.0;
+        let waits = f64::from(benefit.waits().max_permille) / 1000.0;
+        let times = |served: f64| 1.0 + waits * more * (1.0 - served);
+        let running_us = f64::from(benefit.running_ms()) * 1000.0;
         let mut curve = Self::default();
         for (to, from) in curve.points.iter_mut().zip(benefit.points()) {
-            let served = u64::from(from.served_permille);
-            // The bounds of a benefit keep the product below 2^63.
-            let product = running_ms * waits * served * more_ns;
+            let served = f64::from(from.served_permille) / 1000.0;
             *to = Point {
                 bytes: from.fast.0,
-                saved_us: product / u64::from(latency_ns.fast) / 1000,
+                saved_us: (running_us * (times(0.0) / times(served)).ln()) as u64,
             };
             curve.len += 1;
         }

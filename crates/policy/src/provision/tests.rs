@@ -181,6 +181,14 @@ fn fast_memory_goes_where_the_next_mib_saves_most() {
 }
 
 #[test]
+fn a_second_of_a_slow_program_counts_by_its_work() {
+    // Both save 0.5 % of the time with fast memory alone for each MiB. Without any the first one runs at half of its speed, and the
+    // second one at two thirds.
+    let (slower, faster) = (saving(claim(1), 200, 100), saving(claim(1), 100, 50));
+    assert_eq!(fast(Policy::Benefit, 100, &[slower, faster]), [0, 100]);
+}
+
+#[test]
 fn a_jump_behind_a_flat_part_is_worth_its_mean() {
     let points = [(0, 0), (100, 0), (200, 1000)];
     let points = points.map(|(mib, served_permille)| BenefitPoint {
