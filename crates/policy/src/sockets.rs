@@ -9,7 +9,7 @@ use crate::{ByteCount, Level, Pid};
 pub struct Socket(u8);
 
 impl Socket {
-    /// At most this many sockets, as many as nodes.
+    /// The bound on sockets, that of nodes.
     pub const MAX: u8 = 64;
 
     /// The socket of this number, counted from 0.
