@@ -311,7 +311,7 @@ fn partners(
     let coldest_first = (0..victims.len()).rev().filter(may_leave);
     // Memory that is due to a group comes first, and memory on the same socket: what is promoted finds room there.
     let is_here = |&at: &usize| victims[at].socket == hot.socket;
-    // Other sockets have room enough.
+    // While memory is free on another socket, only an exchange here is better.
     let takes_others = !left.has_room_for(hot.bytes);
     let near = coldest_first.clone().filter(is_here);
     let other = coldest_first.filter(|at| takes_others && !is_here(at));
@@ -324,14 +324,17 @@ fn partners(
         let than = |near| rule.knows_prices() && rule.pays(window, &near, Some(victims[at]));
         rule.has_lost() || coldest_near.is_none_or(than)
     };
-    let (due, others): (Vec<usize>, Vec<usize>) = match parts.is_empty() {
+    let tried: Vec<usize> = match parts.is_empty() {
+        // Hot memory near must not keep cold memory elsewhere from being tried.
         true => {
             let other = other.take(TRIED).filter(is_colder);
-            (vec![], near.take(TRIED).chain(other).collect())
+            near.take(TRIED).chain(other).collect()
         }
-        false => near
-            .chain(other)
-            .partition(|&at| parts.is_due(hot, victims[at])),
+        false => {
+            let is_due = |&at: &usize| parts.is_due(hot, victims[at]);
+            let (due, others): (Vec<_>, Vec<_>) = near.chain(other).partition(is_due);
+            due.into_iter().chain(others).take(TRIED).collect()
+        }
     };
     let free = match takes_others {
         true => left.fast_free.saturating_sub(left.level),
@@ -339,8 +342,7 @@ fn partners(
     };
     let mut leaving: Vec<usize> = vec![];
     let mut demoted = 0;
-    let tried = if parts.is_empty() { 2 * TRIED } else { TRIED };
-    for at in due.into_iter().chain(others).take(tried) {
+    for at in tried {
         let cold = victims[at];
         let is_due = parts.is_due(hot, cold);
         if cold.density >= hot.density && !is_due && !rule.has_lost() {
@@ -544,9 +546,9 @@ fn candidates<'a>(
     };
     let slow = least(slow, most).into_iter();
     let of_socket = |keys| least(keys, most);
-    let fast: Vec<u128> = fast.into_iter().flat_map(of_socket).collect();
-    let all_fast = fast.len();
-    let fast = least(fast, all_fast).into_iter();
+    let mut fast: Vec<u128> = fast.into_iter().flat_map(of_socket).collect();
+    fast.sort_unstable();
+    let fast = fast.into_iter();
     let overloaded = least(overloaded, most).into_iter();
     Candidates {
         slow: slow.filter_map(|key| unit(Tier::Slow, !key)).collect(),
