@@ -46,7 +46,7 @@ static inline bool tlb_geometry_is_sound(struct tlb_geometry geometry)
 	       geometry.ways && geometry.ways <= TLB_WAYS_MAX;
 }
 
-/* The key of an address in a page of this size; is that page global or not, bit 3 is set. */
+/* The key of an address in a page of this size. Bit 3 is set, whether the page is global or not. */
 static inline uint64_t tlb_key(uint64_t gva, unsigned int size)
 {
 	return gva >> tlb_size_shift[size] << 4 | TLB_GLOBAL | size << 1 | 1;

@@ -44,7 +44,7 @@ pub use ranking::{ClassifiedRange, RankedRange, rank};
 pub use residency::{Away, Block, ResidencyMap, Spread};
 pub use sample::{Observation, Sample};
 pub use share::{Share, divide};
-pub use sockets::{Socket, Sockets};
+pub use sockets::{Socket, Sockets, rooms_by_socket};
 pub use thinning::thinning;
 pub use tier::{ByLevel, LEVELS, Level, PerTier, Tier, TierBytes};
 pub use tuning::{OutOfBounds, SAMPLE_PERIOD_MAX, Tuning};

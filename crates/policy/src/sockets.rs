@@ -50,6 +50,22 @@ impl Sockets {
     }
 }
 
+/// Free memory of each tier near each socket, by its nodes. Nothing where all are near the first socket: there is no choice.
+pub fn rooms_by_socket(
+    nodes: impl IntoIterator<Item = (Level, Socket, ByteCount)>,
+) -> BTreeMap<(Level, Socket), ByteCount> {
+    let mut rooms: BTreeMap<_, ByteCount> = BTreeMap::new();
+    for (level, socket, free) in nodes {
+        let sum = rooms.entry((level, socket)).or_default();
+        sum.0 = sum.0.saturating_add(free.0);
+    }
+    let is_first = |&(_, socket): &(Level, Socket)| socket == Socket::default();
+    match rooms.keys().all(is_first) {
+        true => BTreeMap::new(),
+        false => rooms,
+    }
+}
+
 /// Free memory of one tier near each socket, bytes. Unknown sockets are absent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rooms(BTreeMap<Socket, u64>);
@@ -72,5 +88,25 @@ impl Rooms {
         if let Some(room) = self.0.get_mut(&socket) {
             *room = room.saturating_add(bytes);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rooms_are_summed_by_tier_and_socket() {
+        let [one, two] = [0, 1].map(Socket::new);
+        let node = |level, socket, free| (level, socket, ByteCount(free));
+        let rooms = rooms_by_socket([
+            node(Level::First, one, 1),
+            node(Level::First, two, 2),
+            node(Level::First, two, 4),
+            node(Level::Second, one, 8),
+        ]);
+        let sums: Vec<u64> = rooms.values().map(|room| room.0).collect();
+        assert_eq!(sums, [1, 6, 8]);
+        assert!(rooms_by_socket([node(Level::First, one, 1)]).is_empty());
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use demeter_policy::engine::{Direction, NodeFacts};
 use demeter_policy::{
     BLOCK_SIZE, Block, ByLevel, ByteCount, Level, NodeId, Pid, Placer, Relocation, Rooms, Socket,
-    room_of_one,
+    room_of_one, rooms_by_socket,
 };
 
 use crate::config::Config;
@@ -199,21 +199,14 @@ impl Machine {
 
     /// Current free memory of each tier near each socket, if programs run on several.
     pub fn rooms_by_socket(&self) -> BTreeMap<(Level, Socket), ByteCount> {
-        let mut rooms = BTreeMap::new();
-        let several = self
-            .sockets
-            .values()
-            .any(|socket| *socket != Socket::default());
-        if !several || !self.has_choice() {
-            return rooms;
+        if !self.has_choice() {
+            return BTreeMap::new();
         }
-        for (node, room) in self.rooms() {
-            if let Some(level) = self.tiers().of(node) {
-                let sum: &mut ByteCount = rooms.entry((level, self.socket_of(node))).or_default();
-                sum.0 = sum.0.saturating_add(room.0);
-            }
-        }
-        rooms
+        let rooms = self.rooms().into_iter();
+        rooms_by_socket(rooms.filter_map(|(node, free)| {
+            let level = self.tiers().of(node)?;
+            Some((level, self.socket_of(node), free))
+        }))
     }
 
     /// Current free memory of each tier, and its latency under load now, for a new plan.

@@ -8,7 +8,6 @@
 mod damon_tracker;
 mod variants;
 
-use std::collections::BTreeMap;
 use std::fmt;
 
 use demeter_policy::benefit::{Benefit, Observed};
@@ -17,7 +16,8 @@ use demeter_policy::engine::{
 };
 use demeter_policy::{
     Block, ByLevel, ByteCount, GuestVirtAddr, Level, NodeId, PAGE_SIZE, PerTier, Pid, Placer,
-    RankedRange, Relocation, Rooms, Sample, Socket, Spread, VirtRange, room_of_one, thinning,
+    RankedRange, Relocation, Rooms, Sample, Socket, Spread, VirtRange, room_of_one,
+    rooms_by_socket, thinning,
 };
 
 use self::damon_tracker::DamonTracker;
@@ -323,13 +323,14 @@ impl<S: Strategy> SimulatedAgent<S> {
             facts.get_mut(Level::First).free = guest.promotable();
         }
         if self.settings.placer.has_choice() {
-            let mut rooms = BTreeMap::new();
-            for node in guest.all_nodes() {
-                let place = (guest.level_of(node), guest.socket_near(node));
-                *rooms.entry(place).or_insert(0) += guest.usable(node).0;
-            }
-            for (place, free) in rooms {
-                let free = ByteCount(free);
+            let room = |node| {
+                (
+                    guest.level_of(node),
+                    guest.socket_near(node),
+                    guest.usable(node),
+                )
+            };
+            for (place, free) in rooms_by_socket(guest.all_nodes().map(room)) {
                 engine.push(Input::Room { place, free })?;
             }
         }
