@@ -78,8 +78,9 @@ async fn a_vm_that_leaves_gives_its_account_back() {
     host.until_owns("stays", 64, 96).await;
 }
 
-/// A VM arrives while its guest holds this much of each tier. At the end the host has this much memory
-/// behind its fast tier, because the guest has not touched what it was given back.
+/// A VM arrives while its guest holds this much of each tier. At the end the host has at most this much
+/// memory behind its fast tier, because the guest has not touched what it was given back. It has less
+/// where the guest gave up more at first, because the other VM shrank later.
 async fn arrives_holding(held: TierBytes, fast_mib: u64) {
     let (local, arrives) = (FakeVm::new(SIZE), FakeVm::new(SIZE));
     let _local = guest(&local);
@@ -104,7 +105,7 @@ async fn arrives_holding(held: TierBytes, fast_mib: u64) {
     host.until_owns("local", 50, 128).await;
     assert_eq!(carried.held_blocks(), 7, "14 MiB of 64");
     let returned = async {
-        while backed(&arrives, Tier::Fast) != fast_mib * MIB {
+        while backed(&arrives, Tier::Fast) > fast_mib * MIB {
             sleep(Duration::from_millis(5)).await;
         }
     };
