@@ -1,6 +1,7 @@
 //! Address spaces and units as types, so that guest-virtual and guest-physical addresses cannot be confused.
 
 use std::fmt;
+use std::ops::Range;
 
 /// Bytes in a base page (x86-64 and the usual arm64 configuration).
 pub const PAGE_SIZE: u64 = 4096;
@@ -33,6 +34,32 @@ pub struct Pid(pub u32);
 /// A NUMA node number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub u32);
+
+/// The number of a 2 MiB block in a virtual address space, the unit of moves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Block(pub u64);
+
+impl Block {
+    /// The block that contains `addr`.
+    pub fn of(addr: GuestVirtAddr) -> Self {
+        Self(addr.0 / BLOCK_SIZE)
+    }
+
+    /// The blocks that overlap `range`.
+    pub fn all_of(range: &VirtRange) -> impl Iterator<Item = Self> + use<> {
+        Self::numbers_of(range).map(Self)
+    }
+
+    /// The numbers of the blocks that overlap `range`.
+    pub fn numbers_of(range: &VirtRange) -> Range<u64> {
+        range.start().0 / BLOCK_SIZE..range.end().0.div_ceil(BLOCK_SIZE)
+    }
+
+    /// Its first address; saturates at the last address.
+    pub fn start(self) -> GuestVirtAddr {
+        GuestVirtAddr(self.0.saturating_mul(BLOCK_SIZE))
+    }
+}
 
 /// A half-open range of guest-virtual addresses, `[start, end)`; never empty or reversed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

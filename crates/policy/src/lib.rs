@@ -34,14 +34,14 @@ mod tuning;
 mod working_set;
 
 pub use addr::{
-    BLOCK_SIZE, ByteCount, COLLAPSE_HOLES_MAX, GuestPhysAddr, GuestVirtAddr, MIB, NodeId,
+    BLOCK_SIZE, Block, ByteCount, COLLAPSE_HOLES_MAX, GuestPhysAddr, GuestVirtAddr, MIB, NodeId,
     PAGE_SIZE, PhysRange, Pid, VirtRange,
 };
 pub use heat::Heat;
 pub use placer::{Distances, Placer, Rooms, room_of_one};
 pub use planner::{FillThreshold, MoveBudget, Plan, Relocation, Room, Situation, plan};
 pub use ranking::{ClassifiedRange, RankedRange, rank};
-pub use residency::{Away, Block, ResidencyMap, Spread};
+pub use residency::{Away, ResidencyMap, Spread};
 pub use sample::{Observation, Sample};
 pub use share::{Share, divide};
 pub use sockets::{Socket, Sockets, rooms_by_socket};

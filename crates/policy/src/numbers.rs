@@ -1,4 +1,4 @@
-//! Reads a state that was saved as numbers.
+//! States that are saved as numbers.
 
 /// The numbers are no engine's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -53,4 +53,16 @@ impl<'a> Numbers<'a> {
     pub fn known<T>(&self, value: Option<T>) -> Result<T, NotAState> {
         value.ok_or(NotAState(self.at.saturating_sub(1)))
     }
+}
+
+/// A state that can be saved as numbers between two epochs.
+pub trait Saved {
+    /// Appends its state.
+    fn save(&self, to: &mut Vec<u64>);
+
+    /// Restores a saved state into a new value.
+    ///
+    /// # Errors
+    /// [`Self::save`] cannot have written these numbers.
+    fn restore(&mut self, from: &mut Numbers<'_>) -> Result<(), NotAState>;
 }

@@ -1,145 +1,23 @@
 //! The known places of blocks.
 
-mod known;
+mod chunk;
+mod known_block;
+mod spread;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use known::Packed;
-pub(crate) use known::{FAILURES_MAX, Known};
+pub(crate) use chunk::{CHUNK_BLOCKS, KnownChunk};
+use chunk::{Chunk, find, index, known_in};
+use known_block::Packed;
+pub(crate) use known_block::{FAILURES_MAX, Known};
+pub use spread::{Away, Spread};
 
 use crate::tier::Direction;
-use crate::{
-    BLOCK_SIZE, ByLevel, ByteCount, GuestVirtAddr, Level, Pid, Socket, TierBytes, VirtRange,
-};
-
-/// The number of a 2 MiB block in a virtual address space, the unit of moves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Block(pub u64);
-
-impl Block {
-    /// The block that contains `addr`.
-    pub fn of(addr: GuestVirtAddr) -> Self {
-        Self(addr.0 / BLOCK_SIZE)
-    }
-
-    /// The blocks that overlap `range`.
-    pub fn all_of(range: &VirtRange) -> impl Iterator<Item = Self> + use<> {
-        Self::numbers_of(range).map(Self)
-    }
-
-    /// The numbers of the blocks that overlap `range`.
-    pub fn numbers_of(range: &VirtRange) -> std::ops::Range<u64> {
-        range.start().0 / BLOCK_SIZE..range.end().0.div_ceil(BLOCK_SIZE)
-    }
-
-    /// Its first address; saturates at the last address.
-    pub fn start(self) -> GuestVirtAddr {
-        GuestVirtAddr(self.0.saturating_mul(BLOCK_SIZE))
-    }
-}
-
-/// Where one block lies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Spread {
-    /// Its bytes in each tier. Absent memory counts in none.
-    pub bytes: ByLevel<ByteCount>,
-    /// The socket nearest to the node with most of its bytes.
-    pub socket: Socket,
-}
-
-impl Spread {
-    /// The bytes on both sides of the boundary below a tier: in that tier, and in all slower ones. Memory in a still
-    /// faster tier is not counted.
-    pub fn at(&self, level: Level) -> TierBytes {
-        let slower = level.slower().map(|slower| self.bytes.get(slower).0);
-        TierBytes {
-            fast: *self.bytes.get(level),
-            slow: ByteCount(slower.fold(0, u64::saturating_add)),
-        }
-    }
-
-    /// Resident bytes.
-    pub fn resident(&self) -> ByteCount {
-        ByteCount(
-            self.bytes
-                .0
-                .iter()
-                .fold(0, |sum, b| b.0.saturating_add(sum)),
-        )
-    }
-
-    /// The tier, of `among`, with most of its bytes; if equal the second, else the faster.
-    pub(crate) fn main_of(&self, among: impl Fn(Level) -> bool) -> Level {
-        let bytes = |level: Level| self.bytes.get(level).0;
-        let others = [Level::Third, Level::Fourth, Level::First];
-        let mut main = Level::Second;
-        for level in others.into_iter().filter(|&level| among(level)) {
-            if bytes(level) > bytes(main) || !among(main) {
-                main = level;
-            }
-        }
-        main
-    }
-
-    /// The tier with most of its bytes.
-    pub(crate) fn main(&self) -> Level {
-        self.main_of(|_| true)
-    }
-}
-
-impl From<ByLevel<ByteCount>> for Spread {
-    /// On a machine of one socket.
-    fn from(bytes: ByLevel<ByteCount>) -> Self {
-        let socket = Socket::default();
-        Self { bytes, socket }
-    }
-}
-
-impl From<TierBytes> for Spread {
-    /// On a machine of one socket and two tiers.
-    fn from(TierBytes { fast, slow }: TierBytes) -> Self {
-        ByLevel([fast, slow, ByteCount(0), ByteCount(0)]).into()
-    }
-}
-
-/// A moved block: its first tier and its present one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Away {
-    /// The tier in which it was first found.
-    pub home: Level,
-    /// The tier to which it was moved.
-    pub now: Level,
-}
-
-/// Number of blocks in a chunk of 1 GiB.
-pub(crate) const CHUNK_BLOCKS: usize = 512;
+use crate::{BLOCK_SIZE, Block, ByLevel, ByteCount, Level, Pid, TierBytes, VirtRange};
 
 /// Maximum number of chunks whose blocks one epoch visits, which bounds its CPU time.
 pub(crate) const CHUNKS_MAX: usize = 32;
-
-/// Known blocks in 1 GiB of a process's addresses.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct KnownChunk<'a> {
-    /// Its first block.
-    pub(crate) first: Block,
-    /// All its blocks.
-    known: &'a [Packed; CHUNK_BLOCKS],
-    /// Their sum on both sides of the requested boundary.
-    pub(crate) sum: TierBytes,
-}
-
-impl<'a> KnownChunk<'a> {
-    /// The knowledge of all its blocks, by address.
-    pub(crate) fn blocks(&self) -> impl Iterator<Item = Option<Known>> + use<'a> {
-        self.known.iter().map(|packed| packed.unpack())
-    }
-
-    /// The knowledge of one of its blocks.
-    pub(crate) fn block(&self, at: usize) -> Option<Known> {
-        self.known.get(at)?.unpack()
-    }
-}
 
 /// The known places of all processes' blocks.
 ///
@@ -152,19 +30,6 @@ pub struct ResidencyMap {
     spaces: BTreeMap<Pid, Vec<Chunk>>,
     /// Number of moved blocks, by first tier and present tier.
     away: ByLevel<ByLevel<u64>>,
-}
-
-/// The known blocks of 1 GiB of addresses.
-#[derive(Debug, Clone)]
-pub(crate) struct Chunk {
-    /// The upper bits of its addresses.
-    number: u64,
-    known: Box<[Packed; CHUNK_BLOCKS]>,
-    /// Sum over all known blocks.
-    sum: ByLevel<ByteCount>,
-    known_blocks: u32,
-    /// The epoch from which no block backs off.
-    aside_until: u32,
 }
 
 /// Facts about an accessed block.
@@ -181,44 +46,6 @@ const BACK_OFF_EPOCHS: u32 = 4;
 
 /// The most doublings.
 const BACK_OFF_DOUBLINGS: u8 = 8;
-
-impl Chunk {
-    fn new(number: u64) -> Self {
-        Self {
-            number,
-            known: Box::new([Packed::default(); CHUNK_BLOCKS]),
-            sum: ByLevel::default(),
-            known_blocks: 0,
-            aside_until: 0,
-        }
-    }
-
-    fn first_block(&self) -> u64 {
-        self.number * CHUNK_BLOCKS as u64
-    }
-
-    /// Replaces the knowledge of a block, and updates the sums.
-    fn replace(&mut self, at: usize, now: Option<Known>) {
-        let before = std::mem::replace(&mut self.known[at], Packed::pack(now));
-        if let Some(before) = before.unpack() {
-            for level in Level::ALL {
-                self.sum.get_mut(level).0 -= before.spread().bytes.get(level).0;
-            }
-            self.known_blocks -= 1;
-        }
-        if let Some(now) = now {
-            for level in Level::ALL {
-                self.sum.get_mut(level).0 += now.spread().bytes.get(level).0;
-            }
-            self.known_blocks += 1;
-        }
-    }
-}
-
-fn index(block: Block) -> (u64, usize) {
-    let chunk = CHUNK_BLOCKS as u64;
-    (block.0 / chunk, (block.0 % chunk) as usize)
-}
 
 impl ResidencyMap {
     /// Sets the place of a block. If others have moved it, that becomes its first tier.
@@ -539,183 +366,5 @@ impl ResidencyMap {
     }
 }
 
-/// The index of a chunk, or the one where it would be inserted.
-#[inline]
-fn find(chunks: &[Chunk], number: u64) -> Result<usize, usize> {
-    let is_it = |at: &usize| chunks.get(*at).is_some_and(|c| c.number == number);
-    // In a mapping whose blocks are known, a chunk's distance from the first tells its index.
-    let first = chunks.first().map_or(0, |chunk| chunk.number);
-    let guess = usize::try_from(number.wrapping_sub(first)).ok();
-    match guess.filter(is_it) {
-        Some(at) => Ok(at),
-        None => chunks.binary_search_by_key(&number, |c| c.number),
-    }
-}
-
-/// The known blocks of a chunk, by address.
-fn known_in(chunk: &Chunk) -> impl Iterator<Item = (Block, Known)> {
-    let first = chunk.first_block();
-    let known = chunk.known.iter().enumerate();
-    known.filter_map(move |(at, packed)| Some((Block(first + at as u64), packed.unpack()?)))
-}
-
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn range(first: u64, end: u64) -> VirtRange {
-        VirtRange::new(Block(first).start(), Block(end).start()).unwrap()
-    }
-
-    const FAST: TierBytes = TierBytes {
-        fast: ByteCount(BLOCK_SIZE),
-        slow: ByteCount(0),
-    };
-
-    #[test]
-    fn what_was_absent_is_forgotten_when_it_is_accessed() {
-        let mut map = ResidencyMap::default();
-        map.set(Pid(1), Block(1), FAST);
-        map.set(Pid(1), Block(2), TierBytes::default());
-        let accessed = [1, 2, 2, 3].map(|b| map.accessed(Pid(1), Block(b)).was_absent);
-        assert_eq!(accessed, [false, true, false, false]);
-        assert_eq!(map.get(Pid(1), Block(1)), Some(FAST.into()));
-        assert_eq!(map.get(Pid(1), Block(2)), None);
-    }
-
-    #[test]
-    fn back_off_doubles_and_success_forgets_it() {
-        let mut map = ResidencyMap::default();
-        map.set(Pid(1), Block(5), FAST);
-        let movable = |m: &ResidencyMap, epoch| m.movable(Pid(1), &range(0, 10), epoch).count();
-        assert_eq!(movable(&map, 0), 1);
-        map.failed(Pid(1), Block(5), 0);
-        assert_eq!((movable(&map, 3), movable(&map, 4)), (0, 1));
-        map.failed(Pid(1), Block(5), 4);
-        assert_eq!((movable(&map, 11), movable(&map, 12)), (0, 1));
-        map.failed(Pid(1), Block(5), 12);
-        map.moved(Pid(1), Block(5), UP, FAST.into());
-        assert_eq!(movable(&map, 12), 1);
-        for epoch in 0..1000 {
-            map.failed(Pid(1), Block(5), epoch);
-        }
-        assert_eq!(map.set_aside(1000), 1);
-        assert_eq!(movable(&map, 999 + (4 << 8)), 1);
-    }
-
-    const SLOW: TierBytes = TierBytes {
-        fast: ByteCount(0),
-        slow: ByteCount(BLOCK_SIZE),
-    };
-
-    const UP: (Level, Direction) = (Level::First, Direction::Promotion);
-    const DOWN: (Level, Direction) = (Level::First, Direction::Demotion);
-
-    /// The place of a block that is wholly in one tier.
-    fn all_in(level: Level) -> Spread {
-        let bytes = |at| ByteCount(if at == level { BLOCK_SIZE } else { 0 });
-        ByLevel::from_fn(bytes).into()
-    }
-
-    #[test]
-    fn home_is_where_a_block_was_found_over_several_moves() {
-        let mut map = ResidencyMap::default();
-        map.set(Pid(1), Block(5), all_in(Level::Third));
-        let mut moved = |boundary, direction, to| {
-            let spread = all_in(to);
-            map.moved(Pid(1), Block(5), (boundary, direction), spread);
-            map.away_of(Pid(1), Block(5))
-        };
-        let away = |now| {
-            let home = Level::Third;
-            Some(Away { home, now })
-        };
-        use Direction::{Demotion, Promotion};
-        use Level::{First, Second, Third};
-        assert_eq!(moved(Second, Promotion, Second), away(Second));
-        assert_eq!(moved(First, Promotion, First), away(First));
-        assert_eq!(moved(First, Demotion, Second), away(Second));
-        assert_eq!(moved(Second, Demotion, Third), None);
-    }
-
-    proptest! {
-        #[test]
-        fn unknown_blocks_are_those_without_a_place(
-            known in prop::collection::btree_set(0u64..1600, 0..800),
-            (first, len) in (0u64..1600, 1u64..1600),
-            full in prop::option::of(0u64..3),
-        ) {
-            let mut map = ResidencyMap::default();
-            let full = full.map_or(0..0, |chunk| chunk * 512..(chunk + 1) * 512);
-            known.iter().copied().chain(full).for_each(|b| map.set(Pid(1), Block(b), FAST));
-            let range = range(first, first + len);
-            let unknown: Vec<Block> = map.unknown(Pid(1), &range).collect();
-            let blocks = Block::all_of(&range);
-            let expected = blocks.filter(|&b| map.get(Pid(1), b).is_none());
-            prop_assert_eq!(unknown, expected.collect::<Vec<_>>());
-        }
-    }
-
-    #[test]
-    fn a_block_is_away_until_it_is_back_or_something_else_moves_it() {
-        let mut map = ResidencyMap::default();
-        map.set(Pid(1), Block(5), FAST);
-        assert_eq!(map.away_of(Pid(1), Block(5)), None);
-        map.moved(Pid(1), Block(5), DOWN, SLOW.into());
-        map.set(Pid(1), Block(5), SLOW);
-        let demoted = Away {
-            home: Level::First,
-            now: Level::Second,
-        };
-        assert_eq!(map.away_of(Pid(1), Block(5)), Some(demoted));
-        assert_eq!(map.away().0[0].0[1], 1);
-        map.moved(Pid(1), Block(5), UP, FAST.into());
-        assert_eq!(map.away_of(Pid(1), Block(5)), None, "it is where it was");
-        map.moved(Pid(1), Block(5), DOWN, SLOW.into());
-        map.set(Pid(1), Block(5), FAST);
-        assert_eq!(
-            map.away_of(Pid(1), Block(5)),
-            None,
-            "somebody has brought it back"
-        );
-        assert_eq!(map.away(), ByLevel::default());
-    }
-
-    #[test]
-    fn sums_by_chunk_are_those_of_the_blocks() {
-        let mut map = ResidencyMap::default();
-        for b in (0..2000).step_by(3) {
-            map.set(Pid(1), Block(b), if b % 2 == 0 { FAST } else { SLOW });
-        }
-        map.set(Pid(1), Block(3), FAST);
-        map.accessed(Pid(1), Block(6));
-        for (first, end) in [(0, 2000), (1, 512), (511, 513), (100, 1600)] {
-            let blocks = map.movable(Pid(1), &range(first, end), 0);
-            let sum = blocks.fold((0, 0), |sum, (_, p)| (sum.0 + p.fast.0, sum.1 + p.slow.0));
-            let whole = map.placement(Pid(1), &range(first, end));
-            assert_eq!((whole.fast.0, whole.slow.0), sum);
-        }
-    }
-
-    #[test]
-    fn restricting_forgets_what_is_unmapped() {
-        let mut map = ResidencyMap::default();
-        for b in 0..10 {
-            map.set(Pid(1), Block(b), FAST);
-        }
-        map.restrict(Pid(1), &[range(2, 4), range(9, 12)]);
-        let left: Vec<_> = map
-            .movable(Pid(1), &range(0, 20), 0)
-            .map(|(b, _)| b.0)
-            .collect();
-        assert_eq!(left, [2, 3, 9]);
-        assert_eq!(
-            map.placement(Pid(1), &range(3, 10)).fast,
-            ByteCount(2 * BLOCK_SIZE)
-        );
-        map.forget(Pid(1));
-        assert_eq!(map.get(Pid(1), Block(2)), None);
-    }
-}
+mod tests;

@@ -1,8 +1,9 @@
 //! Carries a plan out, from its first batch to sleep.
 
+use super::facts::check;
 use super::moves::Moves;
 use super::protocol::Misuse;
-use super::{CALM_MAX, Engine, State, Strategy, check};
+use super::{CALM_MAX, Engine, State, Strategy};
 use crate::tier::Direction;
 use crate::{Block, ByLevel, ByteCount, Level, Pid, Plan, Spread};
 

@@ -6,7 +6,7 @@ use super::process::Process;
 use super::rechecks::Rechecks;
 use super::strategy::Classify;
 use super::{BYTES_MAX, Config, Engine, Figures, State, Strategy};
-use crate::numbers::{NotAState, Numbers};
+use crate::numbers::{NotAState, Numbers, Saved};
 use crate::residency::{FAILURES_MAX, Known};
 use crate::{
     Away, BLOCK_SIZE, Block, ByLevel, ByteCount, GuestVirtAddr, LEVELS, Level, Pid, RankedRange,
@@ -15,18 +15,6 @@ use crate::{
 
 /// More than any of these counters reaches.
 const COUNT_MAX: u64 = 1 << 60;
-
-/// A classifier that can be saved as numbers between two epochs.
-pub trait Saved: Classify {
-    /// Appends its state.
-    fn save(&self, to: &mut Vec<u64>);
-
-    /// Restores a saved state into a new value.
-    ///
-    /// # Errors
-    /// [`Self::save`] cannot have written these numbers.
-    fn restore(&mut self, from: &mut Numbers<'_>) -> Result<(), NotAState>;
-}
 
 impl<S: Strategy> Engine<S>
 where

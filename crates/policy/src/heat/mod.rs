@@ -132,7 +132,7 @@ pub struct Heat {
     weight: [f64; WINDOWS],
     /// Length of each window's memory so far, seconds.
     span_s: [f64; WINDOWS],
-    /// The same, but a second counts for less in which only a part of the samples was taken.
+    /// Length of each window's memory, seconds; a second in which only a part of the samples was taken counts for less.
     sampled_s: [f64; WINDOWS],
     /// The thinning `n`: each n-th sample is taken.
     thinning: u32,

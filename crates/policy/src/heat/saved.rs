@@ -2,8 +2,7 @@
 
 use super::pool::{LEVELS, Pools, Spread};
 use super::{CELLS, CHUNK_BLOCKS, Chunk, FIRST, Heat, Mapped, WINDOWS, cells};
-use crate::engine::Saved;
-use crate::numbers::{NotAState, Numbers};
+use crate::numbers::{NotAState, Numbers, Saved};
 
 impl Saved for Heat {
     fn save(&self, to: &mut Vec<u64>) {

@@ -17,7 +17,8 @@
 
 use std::collections::BTreeSet;
 
-use super::pairs::{Candidates, Left};
+use super::candidates::Candidates;
+use super::remaining::Remaining;
 use super::{FIRST_BLOCKS, Rule};
 use crate::Plan;
 
@@ -29,7 +30,7 @@ pub(super) fn collapse(
     rule: &Rule,
     window: usize,
     candidates: &Candidates<'_>,
-    left: &mut Left,
+    left: &mut Remaining,
     plan: &mut Plan,
 ) {
     if !rule.knows_prices() {

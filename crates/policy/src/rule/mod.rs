@@ -35,13 +35,14 @@
 //! - A plan is bounded by the budget of one epoch.
 //! - The same evidence gives the same plan.
 
+mod candidates;
 mod collapse;
 mod gain;
 mod load;
-#[cfg(test)]
-mod machine;
+mod loss;
 mod pairs;
 mod price;
+mod remaining;
 mod saved;
 mod scan;
 mod shares;
@@ -49,7 +50,7 @@ mod unit;
 
 use crate::heat::{Heat, WINDOWS, window_s};
 use crate::tier::Direction;
-use crate::{Away, BLOCK_SIZE, Block, ByLevel, ByteCount, Level, Spread};
+use crate::{Away, BLOCK_SIZE, Block, ByLevel, ByteCount, Level, Situation, Spread};
 pub use gain::Gain;
 use load::Load;
 pub(crate) use pairs::plan;
@@ -374,6 +375,11 @@ impl Rule {
     /// The number of threads that move blocks at the same time.
     pub fn movers(&self) -> usize {
         self.gain.movers()
+    }
+
+    /// The time that all threads together can move in one epoch, seconds.
+    fn movers_s(&self, situation: &Situation<'_>) -> f64 {
+        situation.epoch_ms as f64 / 1e3 * self.movers() as f64
     }
 
     /// Memory used for blocks, bytes, without the allocator's overhead.

@@ -62,3 +62,32 @@ impl Price {
         self.ps_per_byte() as f64 * bytes as f64 * 1e-12
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_move_does_not_make_the_price() {
+        let mut price = Price::default();
+        price.pay(4 << 20, 111_000_000);
+        assert!(!price.is_known());
+        assert_eq!(price.seconds(2 << 20), 0.0);
+        price.pay(4 << 20, 2_800_000);
+        assert!(price.is_known());
+        assert!(price.seconds(2 << 20) < 2e-3);
+    }
+
+    #[test]
+    fn a_slow_small_batch_does_not_stop_all_moves_for_ever() {
+        let mut price = Price::default();
+        (0..16).for_each(|_| price.pay(4 << 20, 4 * 700_000));
+        let usual_ps = price.ps_per_byte();
+        price.pay(1 << 20, 20_000_000);
+        assert!(price.ps_per_byte() < 3 * usual_ps);
+        (0..64).for_each(|_| price.pay(1 << 20, 200_000_000));
+        assert!(price.ps_per_byte() > 20 * usual_ps);
+        (0..40).for_each(|_| price.age());
+        assert!(price.ps_per_byte() < 3 * usual_ps);
+    }
+}

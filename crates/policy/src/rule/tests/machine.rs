@@ -252,7 +252,7 @@ pub(super) fn hot_set(first: usize, size: usize) -> impl Fn(f64, &mut Vec<f64>) 
     }
 }
 
-/// The same to as many single blocks.
+/// Nine tenths of all accesses to single blocks.
 pub(super) fn scattered(size: usize) -> impl Fn(f64, &mut Vec<f64>) {
     move |_, share| {
         let n = share.len();
@@ -287,23 +287,5 @@ pub(super) fn sweep(period_s: f64) -> impl Fn(f64, &mut Vec<f64>) {
         for b in 0..size {
             share[(at + b) % n] = 1.0 / size as f64;
         }
-    }
-}
-
-/// Popularities by Zipf's law with 0.99, spread over all of memory by chance.
-pub(super) fn zipf() -> impl FnMut(f64, &mut Vec<f64>) {
-    let mut known: Vec<f64> = vec![];
-    move |_, share| {
-        let n = share.len();
-        if known.len() != n {
-            known = vec![0.0; n];
-            let mut chance = Chance::new(5);
-            for rank in 1..=8 * n {
-                known[(chance.draw() * n as f64) as usize] += (rank as f64).powf(-0.99);
-            }
-            let sum: f64 = known.iter().sum();
-            known.iter_mut().for_each(|s| *s /= sum);
-        }
-        share.copy_from_slice(&known);
     }
 }
