@@ -6,8 +6,9 @@ use demeter_policy::provision::ProvisionerKind;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
+use super::bounds::{MIB_MAX, check_share, check_slowdown, within};
 use super::error::{ConfigError, wrong};
-use super::{MIB_MAX, TierConfig, VmConfig, check_share, check_slowdown, within};
+use super::{TierConfig, VmConfig};
 use crate::PoolName;
 
 /// Values for VMs whose sections do not set them, and for discovered VMs.

@@ -60,7 +60,7 @@ impl ConfigError {
         }
     }
 
-    /// The same error with the place of its key in the file of this text.
+    /// This error with the place of its key in the file of this text.
     pub(super) fn located(self, path: &Path, text: &str) -> Self {
         match self {
             Self::Value { what, hint, .. } => Self::Value {

@@ -11,8 +11,9 @@ use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::bounds::{mib, within};
 use super::error::{ConfigError, wrong};
-use super::{Config, VmConfig, mib, within};
+use super::{Config, VmConfig};
 use crate::{PoolName, VmName};
 
 /// Memory that is divided between VMs: `pool` for one pool, `[[pool]]` for several.

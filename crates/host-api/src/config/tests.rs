@@ -1,7 +1,10 @@
 mod keys;
 
+use demeter_policy::provision::ProvisionerKind;
+use demeter_policy::{ByteCount, MIB, NodeId, Tier, TierBytes};
 use proptest::prelude::*;
 
+use super::bounds::mib;
 use super::*;
 
 const EXAMPLE: &str = include_str!("../../../../packaging/host.toml");
