@@ -23,19 +23,17 @@ pub struct Args {
 /// Prints the report. If Demeter cannot work, the gravest problem is the error.
 pub fn probe(args: &Args) -> anyhow::Result<()> {
     let root = Path::new("/");
-    let problem = if args.host {
+    let advice = if args.host {
         let report = demeter_host::probe::probe(root);
         print(&report, args.json)?;
-        let problem = report.advice.into_iter().find(|advice| advice.blocks);
-        problem.map(|advice| (advice.what, advice.hint))
+        report.advice
     } else {
         let report = demeter_guest::probe::probe(root);
         print(&report, args.json)?;
-        let problem = report.advice.into_iter().find(|advice| advice.blocks);
-        problem.map(|advice| (advice.what, advice.hint))
+        report.advice
     };
-    match problem {
-        Some((what, hint)) => anyhow::bail!("{what}; {hint}"),
+    match advice.into_iter().find(|advice| advice.blocks) {
+        Some(gravest) => anyhow::bail!("{}; {}", gravest.what, gravest.hint),
         None => Ok(()),
     }
 }

@@ -16,6 +16,7 @@ pub mod pages;
 pub mod perf;
 pub mod policies;
 pub mod prober;
+pub mod report;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod tlb_flusher;

@@ -69,8 +69,7 @@ pub enum NodesError {
     },
     /// Only one node has memory.
     #[error(
-        "this machine has {0} NUMA node(s) with memory, tiering needs two: give the VM a second \
-         node of slower memory"
+        "this machine has {0} NUMA node(s) with memory, tiering needs two: give it a second node of slower memory"
     )]
     OneNode(usize),
     /// No node is slower than the others.

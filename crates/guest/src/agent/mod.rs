@@ -32,6 +32,7 @@ pub use check::{Checked, check, find_tiers};
 use clock::{Clock, nanoseconds};
 use contracts::{ReadingBudget, Rules};
 use cpu_time::CpuTime;
+use demeter_linux::report::thp_mode;
 use demeter_policy::engine::{self, ByHeat, Engine, Gain, Input, Request};
 use demeter_policy::{ByteCount, GuestVirtAddr, NodeId, Pid, Sample, Tuning};
 pub use error::AgentError;
@@ -407,8 +408,7 @@ fn recording_header(
 
 /// Whether transparent huge pages are set to "always".
 fn huge_pages_always(root: &Path) -> bool {
-    let file = root.join("sys/kernel/mm/transparent_hugepage/enabled");
-    std::fs::read_to_string(file).is_ok_and(|mode| mode.contains("[always]"))
+    thp_mode(root, "enabled").as_deref() == Some("always")
 }
 
 #[cfg(test)]

@@ -8,12 +8,14 @@ use std::path::Path;
 
 use demeter_linux::base_page::{base_page_size, check_base_pages};
 use demeter_linux::damon::Owner;
+use demeter_linux::report::thp_mode;
+pub use demeter_linux::report::{Advice, NodeReport};
 use demeter_policy::NodeId;
 use serde::Serialize;
 
 use crate::balloon::port;
 use crate::balloon::{BalloonError, LiveBalloon};
-use crate::nodes::{LeftAlone, Node, NodesError, TierOrder, Topology};
+use crate::nodes::{LeftAlone, NodesError, TierOrder, Topology};
 use crate::tracker::{Settings, TrackerError, try_all};
 
 /// The state of everything that Demeter needs.
@@ -49,25 +51,6 @@ pub struct ProbeReport {
     pub balloon: BalloonReport,
     /// Problems, each with a hint, the gravest first.
     pub advice: Vec<Advice>,
-}
-
-/// One NUMA node.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct NodeReport {
-    /// Its number.
-    pub id: u32,
-    /// All its memory, bytes.
-    pub total_bytes: u64,
-    /// Free memory, bytes.
-    pub free_bytes: u64,
-    /// Whether it has CPUs.
-    pub has_cpus: bool,
-    /// Distances to all nodes; 10 is local.
-    pub distances: Vec<u32>,
-    /// The kernel's memory tier; lower is faster.
-    pub tier: Option<u32>,
-    /// Read latency from the firmware, nanoseconds.
-    pub read_latency_ns: Option<u32>,
 }
 
 /// The tiers and how they were determined.
@@ -124,17 +107,6 @@ pub struct Permissions {
     pub perf_event_paranoid: Option<i32>,
 }
 
-/// A problem and its hint.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Advice {
-    /// Whether it stops Demeter from working, instead of making it work worse.
-    pub blocks: bool,
-    /// The problem.
-    pub what: String,
-    /// The hint.
-    pub hint: String,
-}
-
 /// Probes the machine whose `/proc` and `/sys` lie below `root`.
 ///
 /// It opens every tracker for a moment, and changes nothing.
@@ -169,7 +141,7 @@ pub fn probe(root: &Path) -> ProbeReport {
             .map(TrackerReport::from)
             .collect(),
         permissions: Permissions::read(root),
-        thp: line("sys/kernel/mm/transparent_hugepage/enabled").and_then(|text| chosen(&text)),
+        thp: thp_mode(root, "enabled"),
         numa_balancing: numa_balancing(root),
         demotion_enabled: line("sys/kernel/mm/numa/demotion_enabled")
             .map(|text| matches!(text.as_str(), "true" | "1")),
@@ -230,12 +202,6 @@ pub const BALANCING_ADVICE: (&str, &str) = (
 pub fn numa_balancing(root: &Path) -> Option<u32> {
     let text = fs::read_to_string(root.join("proc/sys/kernel/numa_balancing")).ok()?;
     text.trim().parse().ok()
-}
-
-/// The word in brackets, as in `always [madvise] never`.
-fn chosen(text: &str) -> Option<String> {
-    let (_, rest) = text.split_once('[')?;
-    Some(rest.split_once(']')?.0.into())
 }
 
 fn advice(
@@ -305,20 +271,6 @@ fn advice(
         );
     }
     advice
-}
-
-impl From<&Node> for NodeReport {
-    fn from(node: &Node) -> Self {
-        Self {
-            id: node.id.0,
-            total_bytes: node.total.0,
-            free_bytes: node.free.0,
-            has_cpus: node.has_cpus,
-            distances: node.distances.clone(),
-            tier: node.tier,
-            read_latency_ns: node.read_latency_ns,
-        }
-    }
 }
 
 impl From<&TierOrder> for NodeOrder {

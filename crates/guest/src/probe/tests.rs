@@ -61,6 +61,7 @@ fn a_machine_with_two_tiers_is_described() {
         "tiers          0/1 (nodes, the fastest first; by their distance from the nearest CPUs)\n";
     assert!(text.contains(line), "{text}");
     assert!(text.contains("PROBLEM") && !text.contains("Demeter can work here"));
+    assert!(!text.contains("tracker lab"), "{text}");
 }
 
 #[test]

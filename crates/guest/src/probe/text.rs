@@ -2,9 +2,9 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use demeter_policy::{ByteCount, MIB};
+use demeter_policy::ByteCount;
 
-use super::{BalloonReport, NodeOrder, NodeReport, ProbeReport, TrackerReport};
+use super::{BalloonReport, NodeOrder, ProbeReport, TrackerReport};
 
 impl Display for ProbeReport {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
@@ -16,13 +16,15 @@ impl Display for ProbeReport {
             or_unknown(&self.page_bytes.map(ByteCount))
         )?;
         for node in &self.nodes {
-            writeln!(f, "node {:<9} {node}", node.id)?;
+            writeln!(f, "{node}")?;
         }
         match &self.order {
             Some(order) => write!(f, "{order}")?,
             None => writeln!(f, "tiers          none")?,
         }
-        for tracker in &self.trackers {
+        // Without the lab its tracker is missing, which is no fault of this machine.
+        let concerns = |it: &&TrackerReport| it.name != "lab" || it.works || it.is_taken;
+        for tracker in self.trackers.iter().filter(concerns) {
             writeln!(f, "tracker {:<6} {tracker}", tracker.name)?;
         }
         let permissions = &self.permissions;
@@ -50,12 +52,7 @@ impl Display for ProbeReport {
         )?;
         writeln!(f, "balloon        {}", self.balloon)?;
         for advice in &self.advice {
-            let grade = if advice.blocks { "PROBLEM" } else { "warning" };
-            writeln!(
-                f,
-                "{grade}        {}\n               hint: {}",
-                advice.what, advice.hint
-            )?;
+            writeln!(f, "{advice}")?;
         }
         if self.advice.iter().all(|advice| !advice.blocks) {
             writeln!(f, "Demeter can work here.")?;
@@ -76,30 +73,6 @@ impl Display for NodeOrder {
             writeln!(f, "left alone     node {node}: {why}")?;
         }
         Ok(())
-    }
-}
-
-impl Display for NodeReport {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} MiB, {} MiB free, {}, tier {}",
-            self.total_bytes / MIB,
-            self.free_bytes / MIB,
-            if self.has_cpus {
-                "with CPUs"
-            } else {
-                "no CPUs"
-            },
-            or_unknown(&self.tier),
-        )?;
-        if let Some(latency_ns) = self.read_latency_ns {
-            write!(f, ", reads in {latency_ns} ns")?;
-        }
-        write!(f, ", distances")?;
-        self.distances
-            .iter()
-            .try_for_each(|distance| write!(f, " {distance}"))
     }
 }
 

@@ -8,11 +8,11 @@ use super::*;
 const OWN: [&str; 10] = [
     "outside.rs",
     "outside/sizes.rs",
-    "config.rs",
     "store.rs",
     "api/listen.rs",
     "process.rs",
-    "probe.rs",
+    "probe/mod.rs",
+    "probe/kvm.rs",
     "hard_limit.rs",
     // They use open descriptors and take a `MayWait`.
     "memory/file.rs",

@@ -1,19 +1,19 @@
 //! The report of `demeter host probe`: how this host supports managing VMs, and how to fix the
 //! rest.
 
-use std::fmt::{self, Display, Formatter};
-use std::fs::{self, File};
-use std::os::fd::AsRawFd;
+mod kvm;
+mod text;
+
+use std::fs;
 use std::path::Path;
 
 use demeter_linux::nodes::{Tiers, Topology};
 use demeter_linux::perf::{PARANOIA_MAX, paranoia};
-use demeter_policy::{MIB, Tier};
+use demeter_linux::report::{Advice, NodeReport, thp_mode};
+use demeter_policy::Tier;
 use serde::Serialize;
 
-/// `KVM_CHECK_EXTENSION` and `KVM_CAP_GUEST_MEMFD` (linux/kvm.h).
-const KVM_CHECK_EXTENSION: libc::Ioctl = 0xAE03;
-const KVM_CAP_GUEST_MEMFD: libc::c_int = 234;
+pub use kvm::KvmReport;
 
 /// First release whose KVM ages pages without flushing the TLBs of all its CPUs
 /// (`KVM_ELIDE_TLB_FLUSH_IF_YOUNG`).
@@ -46,25 +46,6 @@ pub struct HostReport {
     pub advice: Vec<Advice>,
 }
 
-/// Facts about KVM.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct KvmReport {
-    /// Whether /dev/kvm can be opened.
-    pub device: bool,
-    /// The CPU's extension: `vmx` or `svm`.
-    pub extension: Option<&'static str>,
-    /// Whether it has two-dimensional page tables (EPT, NPT).
-    pub two_dimensions: Option<bool>,
-    /// Whether these have access and dirty bits. Without them, KVM unmaps pages to detect accesses.
-    pub access_bits: Option<bool>,
-    /// Whether VMs may run VMs.
-    pub nested: Option<bool>,
-    /// Whether guests may have private memory, which cannot be moved.
-    pub guest_memfd: Option<bool>,
-    /// Whether KVM's counters in debugfs can be read.
-    pub counters: bool,
-}
-
 /// Availability of DAMON.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase", tag = "state")]
@@ -93,19 +74,6 @@ pub struct HugetlbReport {
     pub free: u64,
 }
 
-/// A NUMA node.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct NodeReport {
-    /// Its number.
-    pub id: u32,
-    /// All its memory, bytes.
-    pub total_bytes: u64,
-    /// Free memory, bytes.
-    pub free_bytes: u64,
-    /// Whether it has CPUs.
-    pub has_cpus: bool,
-}
-
 /// Nodes of the tiers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct TierReport {
@@ -115,17 +83,6 @@ pub struct TierReport {
     pub slow: u32,
     /// The rule that chose them.
     pub decided_by: String,
-}
-
-/// A recommended change.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Advice {
-    /// Whether the host cannot manage VMs without the change.
-    pub blocks: bool,
-    /// The problem.
-    pub what: String,
-    /// The fix.
-    pub hint: String,
 }
 
 /// Inspects the host whose /proc, /sys and /dev lie below `root`. Changes nothing.
@@ -146,17 +103,11 @@ pub fn probe(root: &Path) -> HostReport {
         kvm: KvmReport::read(root),
         damon: DamonReport::read(root),
         perf_event_paranoid: paranoia(root),
-        thp: line("sys/kernel/mm/transparent_hugepage/enabled").and_then(chosen),
-        shmem_thp: line("sys/kernel/mm/transparent_hugepage/shmem_enabled").and_then(chosen),
+        thp: thp_mode(root, "enabled"),
+        shmem_thp: thp_mode(root, "shmem_enabled"),
         hugetlb: hugetlb(root),
         nodes: topology.as_ref().map_or(vec![], |topology| {
-            let node = |node: &demeter_linux::nodes::Node| NodeReport {
-                id: node.id.0,
-                total_bytes: node.total.0,
-                free_bytes: node.free.0,
-                has_cpus: node.has_cpus,
-            };
-            topology.with_memory().map(node).collect()
+            topology.with_memory().map(NodeReport::from).collect()
         }),
         tiers: match &order {
             Ok(Ok(order)) => Some(TierReport {
@@ -205,12 +156,6 @@ fn version(release: &str) -> Option<(u32, u32)> {
     Some((numbers.next()??, numbers.next()??))
 }
 
-/// The word in brackets, as in `always [madvise] never`.
-fn chosen(text: String) -> Option<String> {
-    let (_, rest) = text.split_once('[')?;
-    Some(rest.split_once(']')?.0.into())
-}
-
 fn hugetlb(root: &Path) -> Vec<HugetlbReport> {
     let dir = root.join("sys/kernel/mm/hugepages");
     let entries = fs::read_dir(&dir).into_iter().flatten().flatten();
@@ -231,51 +176,6 @@ fn hugetlb(root: &Path) -> Vec<HugetlbReport> {
         .collect();
     found.sort_by_key(|of| of.size_kib);
     found
-}
-
-impl KvmReport {
-    fn read(root: &Path) -> Self {
-        let cpuinfo = fs::read_to_string(root.join("proc/cpuinfo")).unwrap_or_default();
-        let flags = cpuinfo.lines().find(|line| line.starts_with("flags"));
-        let has = |flag| flags.is_some_and(|flags| flags.split_whitespace().any(|f| f == flag));
-        let extension = ["vmx", "svm"].into_iter().find(|&flag| has(flag));
-        let parameter = |module: &str, name: &str| {
-            let path = root.join(format!("sys/module/{module}/parameters/{name}"));
-            let text = fs::read_to_string(path).ok()?;
-            Some(matches!(text.trim(), "Y" | "1"))
-        };
-        let (two_dimensions, access_bits, nested) = match extension {
-            Some("vmx") => (
-                parameter("kvm_intel", "ept"),
-                parameter("kvm_intel", "eptad"),
-                parameter("kvm_intel", "nested"),
-            ),
-            // AMD's nested page tables have the format of ordinary ones, with access bits.
-            Some(_) => (
-                parameter("kvm_amd", "npt"),
-                parameter("kvm_amd", "npt"),
-                parameter("kvm_amd", "nested"),
-            ),
-            None => (None, None, None),
-        };
-        let kvm = root.join("dev/kvm");
-        let device = File::options().read(true).write(true).open(kvm).ok();
-        let guest_memfd = device.as_ref().map(|kvm| {
-            // SAFETY: the call takes a number by value and touches no memory of ours.
-            let has =
-                unsafe { libc::ioctl(kvm.as_raw_fd(), KVM_CHECK_EXTENSION, KVM_CAP_GUEST_MEMFD) };
-            has > 0
-        });
-        Self {
-            device: device.is_some(),
-            extension,
-            two_dimensions,
-            access_bits,
-            nested,
-            guest_memfd,
-            counters: fs::read_dir(root.join("sys/kernel/debug/kvm")).is_ok(),
-        }
-    }
 }
 
 impl DamonReport {
@@ -364,230 +264,5 @@ fn advice(report: &HostReport, unordered: Option<String>) -> Vec<Advice> {
     advice
 }
 
-impl HostReport {
-    fn write_kvm(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let Self { kvm, .. } = self;
-        let ageing = match self.ageing_flushes {
-            Some(true) => "KVM's ageing flushes TLBs",
-            Some(false) => "KVM's ageing does not flush TLBs",
-            None => "ageing unknown",
-        };
-        writeln!(f, "kernel        {}, {ageing}", known(&self.kernel))?;
-        writeln!(
-            f,
-            "kvm           /dev/kvm {}, {}, two dimensions {}, access bits {}, nested {}",
-            yes_no(kvm.device),
-            kvm.extension.unwrap_or("no vmx or svm"),
-            maybe(kvm.two_dimensions),
-            maybe(kvm.access_bits),
-            maybe(kvm.nested),
-        )?;
-        writeln!(
-            f,
-            "              guest_memfd {}, counters {}",
-            maybe(kvm.guest_memfd),
-            yes_no(kvm.counters)
-        )
-    }
-
-    fn write_huge_pages(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "huge pages    transparent {}, of shared memory {}",
-            known(&self.thp),
-            known(&self.shmem_thp)
-        )?;
-        for of in &self.hugetlb {
-            let HugetlbReport {
-                size_kib,
-                total,
-                free,
-            } = of;
-            write!(f, "; {total} of {size_kib} KiB set aside, {free} free")?;
-        }
-        writeln!(f)
-    }
-}
-
-impl Display for HostReport {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        self.write_kvm(f)?;
-        let damon = match self.damon {
-            DamonReport::Free => "free".into(),
-            DamonReport::Taken { kdamonds } => format!("in use ({kdamonds} kdamonds)"),
-            DamonReport::Missing => "missing".into(),
-            DamonReport::Denied => "permission denied".into(),
-        };
-        writeln!(f, "damon         {damon}")?;
-        self.write_huge_pages(f)?;
-        for node in &self.nodes {
-            writeln!(
-                f,
-                "node {:<8} {} MiB, {} MiB free, {}",
-                node.id,
-                node.total_bytes / MIB,
-                node.free_bytes / MIB,
-                if node.has_cpus {
-                    "with CPUs"
-                } else {
-                    "no CPUs"
-                }
-            )?;
-        }
-        match &self.tiers {
-            Some(tiers) => writeln!(
-                f,
-                "tiers         fast: node {}, slow: node {} ({})",
-                tiers.fast, tiers.slow, tiers.decided_by
-            )?,
-            None => writeln!(f, "tiers         none")?,
-        }
-        for advice in &self.advice {
-            let grade = if advice.blocks { "PROBLEM" } else { "warning" };
-            writeln!(
-                f,
-                "{grade}       {}\n              hint: {}",
-                advice.what, advice.hint
-            )?;
-        }
-        if self.advice.iter().all(|advice| !advice.blocks) {
-            writeln!(
-                f,
-                "VMs can be managed from this host (manage = \"history\")."
-            )?;
-        }
-        Ok(())
-    }
-}
-
-fn known(value: &Option<String>) -> &str {
-    value.as_deref().unwrap_or("unknown")
-}
-
-fn maybe(value: Option<bool>) -> &'static str {
-    value.map_or("unknown", yes_no)
-}
-
-fn yes_no(value: bool) -> &'static str {
-    if value { "yes" } else { "no" }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn host(files: &[(&str, &str)]) -> HostReport {
-        let root = tempfile::tempdir().unwrap();
-        for (path, text) in files {
-            let path = root.path().join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
-        probe(root.path())
-    }
-
-    const DAMON: &str = "sys/kernel/mm/damon/admin/kdamonds/nr_kdamonds";
-
-    fn blocking(report: &HostReport) -> Vec<&str> {
-        let blocking = report.advice.iter().filter(|advice| advice.blocks);
-        blocking.map(|advice| advice.what.as_str()).collect()
-    }
-
-    #[test]
-    fn a_kernel_that_keeps_perf_events_to_itself_is_told_of() {
-        for (level, is_told) in [("3", true), ("2", false), ("-1", false)] {
-            let report = host(&[
-                (DAMON, "0\n"),
-                ("proc/sys/kernel/perf_event_paranoid", level),
-            ]);
-            let tells = blocking(&report)
-                .iter()
-                .any(|what| what.contains("paranoid is 3"));
-            assert_eq!(tells, is_told, "{level}");
-        }
-    }
-
-    #[test]
-    fn a_host_that_has_everything() {
-        let meminfo = |node: u32| {
-            format!("Node {node} MemTotal: 1048576 kB\nNode {node} MemFree: 524288 kB\n")
-        };
-        let report = host(&[
-            ("proc/sys/kernel/osrelease", "6.13.2-generic\n"),
-            ("proc/cpuinfo", "flags\t\t: fpu svm sse\n"),
-            ("sys/module/kvm_amd/parameters/npt", "Y\n"),
-            ("sys/module/kvm_amd/parameters/nested", "1\n"),
-            (DAMON, "0\n"),
-            (
-                "sys/kernel/mm/transparent_hugepage/enabled",
-                "always [madvise] never\n",
-            ),
-            (
-                "sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages",
-                "8\n",
-            ),
-            (
-                "sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages",
-                "3\n",
-            ),
-            ("sys/devices/system/node/node0/meminfo", &meminfo(0)),
-            ("sys/devices/system/node/node0/cpulist", "0-3\n"),
-            ("sys/devices/system/node/node0/distance", "10 20\n"),
-            ("sys/devices/system/node/node1/meminfo", &meminfo(1)),
-            ("sys/devices/system/node/node1/cpulist", "\n"),
-            ("sys/devices/system/node/node1/distance", "20 10\n"),
-        ]);
-        assert_eq!(report.advice, []);
-        assert_eq!(report.ageing_flushes, Some(false));
-        assert_eq!(report.kvm.access_bits, Some(true));
-        let hugetlb = HugetlbReport {
-            size_kib: 2048,
-            total: 8,
-            free: 3,
-        };
-        assert_eq!(report.hugetlb, [hugetlb]);
-        let tiers = report.tiers.as_ref().unwrap();
-        assert_eq!((tiers.fast, tiers.slow), (0, 1));
-        let text = report.to_string();
-        assert!(text.contains("can be managed from this host"), "{text}");
-        assert!(text.contains("8 of 2048 KiB set aside, 3 free"), "{text}");
-    }
-
-    #[test]
-    fn what_is_missing_is_named_with_its_hint() {
-        let report = host(&[
-            ("proc/sys/kernel/osrelease", "6.12.94+deb12-cloud-amd64\n"),
-            ("proc/cpuinfo", "flags : vmx\n"),
-            ("sys/module/kvm_intel/parameters/eptad", "N\n"),
-            (DAMON, "2\n"),
-        ]);
-        assert_eq!(report.ageing_flushes, Some(true));
-        assert_eq!(report.kvm.access_bits, Some(false));
-        let blocking = blocking(&report);
-        assert_eq!(blocking.len(), 2, "{blocking:?}");
-        assert!(blocking[1].contains("DAMON is in use (2 kdamonds)"));
-        let warned = report.to_string();
-        assert!(warned.contains("eptad=1") && warned.contains("Linux 6.13"));
-        assert!(!warned.contains("can be managed"));
-    }
-
-    #[test]
-    fn tiers_beyond_two_are_told() {
-        let tiers = |text: &str| text.parse::<Tiers>().unwrap();
-        assert_eq!(merged(&tiers("0,1/2,3")), None);
-        let told = merged(&tiers("0/1,2/3")).unwrap().what;
-        assert!(
-            told.contains("3 tiers") && told.contains("nodes 1, 2, 3 are one"),
-            "{told}"
-        );
-    }
-
-    #[test]
-    fn nothing_at_all_is_no_reason_to_fall_over() {
-        let report = host(&[("proc/sys/kernel/osrelease", "no number")]);
-        assert_eq!(report.ageing_flushes, None);
-        assert_eq!(report.damon, DamonReport::Missing);
-        assert!(blocking(&report).contains(&"the kernel has no DAMON"));
-        assert!(report.to_string().contains("access bits unknown"));
-    }
-}
+mod tests;
