@@ -13,6 +13,7 @@
 //! A test of this module reads this crate's sources. No other module may open or inspect files,
 //! except for those that read the controller's own.
 
+mod file_id;
 mod sizes;
 
 use std::ffi::OsString;
@@ -36,7 +37,7 @@ use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-use crate::memory::FileId;
+pub use file_id::FileId;
 pub use sizes::ReadSizes;
 pub(crate) use sizes::{FileSizes, SizeWatch};
 

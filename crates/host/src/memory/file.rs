@@ -1,6 +1,5 @@
 //! The file behind a VM's memory, and punching holes into it.
 
-use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -12,23 +11,7 @@ use rustix::fs::{FallocateFlags, fallocate, fstatfs};
 use rustix::io::retry_on_intr;
 
 use crate::backing::FileOffset;
-use crate::outside::{self, MayWait};
-
-/// Identity of a file: device and inode (stat(2)).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct FileId {
-    /// st_dev.
-    pub device: u64,
-    /// st_ino.
-    pub inode: u64,
-}
-
-impl fmt::Display for FileId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (major, minor) = (libc::major(self.device), libc::minor(self.device));
-        write!(f, "file {} of device {major}:{minor}", self.inode)
-    }
-}
+use crate::outside::{self, FileId, MayWait};
 
 /// Size of a block in st_blocks (stat(2)).
 const BLOCK_BYTES: u64 = 512;

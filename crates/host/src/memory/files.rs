@@ -7,10 +7,10 @@ use std::io;
 
 use demeter_policy::ByteCount;
 
-use super::file::{FileId, MemoryFile};
+use super::file::MemoryFile;
 use super::owners::OwnedFile;
 use crate::backing::FileOffset;
-use crate::outside::MayWait;
+use crate::outside::{FileId, MayWait};
 
 /// Maximum number of files of a tier; a machine has few runs of memory.
 pub(super) const FILES_MAX: usize = 16;

@@ -1,8 +1,8 @@
 //! Files that a process has mapped, found by their name in its maps.
 
-use super::FileId;
 use super::process::Mapping;
 use crate::hypervisor::HostVirtAddr;
+use crate::outside::FileId;
 
 /// A named file that a process has mapped from its beginning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

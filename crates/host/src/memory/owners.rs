@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::FileId;
+use crate::outside::FileId;
 use crate::process::PeerProcess;
 
 /// A list of keys with one owner each. Clones share the list.

@@ -21,8 +21,8 @@ use crate::hypervisor::{
     AgentSocket, Channel, Connection, Event, Events, Hypervisor, HypervisorError, Mapping,
     MemoryBackend, MemoryDevice,
 };
-use crate::memory::{FileId, NamedFile};
-use crate::outside::{self, MayWait, Outside};
+use crate::memory::NamedFile;
+use crate::outside::{self, FileId, MayWait, Outside};
 use crate::process::{Opener, PeerProcess};
 
 const PING: &str = "GET /api/v1/vmm.ping";

@@ -56,7 +56,7 @@ mod tests {
 
     use super::*;
     use crate::hypervisor::HostVirtAddr;
-    use crate::memory::FileId;
+    use crate::outside::FileId;
 
     #[test]
     fn what_is_not_certain_is_not_guessed() {

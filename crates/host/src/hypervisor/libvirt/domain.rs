@@ -6,8 +6,9 @@ use demeter_linux::nodes::parse_list;
 use demeter_policy::provision::ProvisionerKind;
 use demeter_policy::{ByteCount, NodeId, PerTier, Tier};
 use demeter_proto::shown;
-use roxmltree::{Document, Node};
+use roxmltree::Node;
 
+use super::xml::{cells_of, child, parse, size};
 use super::{PORT, metadata};
 use crate::config::VmChange;
 
@@ -169,25 +170,6 @@ impl Facts {
     }
 }
 
-/// Parses XML. The error is one line for people; quoted text is cleaned.
-pub(super) fn parse(xml: &str) -> Result<Document<'_>, String> {
-    let wrong = |error: roxmltree::Error| {
-        let why = shown(&error.to_string());
-        format!("libvirt's XML cannot be read: {why}")
-    };
-    Document::parse(xml).map_err(wrong)
-}
-
-/// The NUMA cells of a domain.
-pub(super) fn cells_of<'a, 'input>(
-    domain: Node<'a, 'input>,
-) -> impl Iterator<Item = Node<'a, 'input>> {
-    let cells = child(domain, &["cpu", "numa"])
-        .into_iter()
-        .flat_map(|numa| numa.children());
-    cells.filter(|of| of.has_tag_name("cell"))
-}
-
 /// The host's nodes that a cell's memory is bound to: its own `<memnode>`, or else the domain's `<memory>`. A preferred
 /// node binds nothing.
 fn bound(domain: Node, cell: u32) -> Vec<NodeId> {
@@ -207,29 +189,4 @@ fn bound(domain: Node, cell: u32) -> Vec<NodeId> {
         return vec![];
     }
     parse_list(nodes).into_iter().map(NodeId).collect()
-}
-
-/// The first element at a path below another.
-pub(super) fn child<'a, 'input>(node: Node<'a, 'input>, path: &[&str]) -> Option<Node<'a, 'input>> {
-    path.iter().try_fold(node, |node, name| {
-        node.children().find(|child| child.has_tag_name(*name))
-    })
-}
-
-/// Parses a size with its unit; the default is KiB.
-pub(super) fn size(number: Option<&str>, unit: Option<&str>) -> Option<ByteCount> {
-    let number: u64 = number?.trim().parse().ok()?;
-    let unit = match unit.unwrap_or("KiB") {
-        "b" | "bytes" => 1,
-        "KB" => 1000,
-        "k" | "KiB" => 1 << 10,
-        "MB" => 1_000_000,
-        "M" | "MiB" => 1 << 20,
-        "GB" => 1_000_000_000,
-        "G" | "GiB" => 1 << 30,
-        "TB" => 1_000_000_000_000,
-        "T" | "TiB" => 1 << 40,
-        _ => return None,
-    };
-    number.checked_mul(unit).map(ByteCount)
 }

@@ -13,7 +13,7 @@
 use demeter_proto::shown;
 use roxmltree::Node;
 
-use super::domain::child;
+use super::xml::child;
 use crate::PoolName;
 use crate::config::{TierDefaults, VmChange};
 
@@ -83,7 +83,7 @@ fn unknown(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::domain::parse;
+    use super::super::xml::parse;
     use super::*;
 
     fn read(inside: &str) -> Result<VmChange, String> {

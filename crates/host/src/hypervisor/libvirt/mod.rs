@@ -20,6 +20,7 @@ mod patch;
 mod tests;
 mod wire;
 mod xdr;
+mod xml;
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -9,7 +9,8 @@ use demeter_policy::{ByteCount, MIB, NodeId, PerTier, Tier};
 use roxmltree::Node;
 
 use super::PORT;
-use super::domain::{Facts, Lack, cells_of, child, parse, size};
+use super::domain::{Facts, Lack};
+use super::xml::{cells_of, child, parse, size};
 
 /// Wanted memory setup of a domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
