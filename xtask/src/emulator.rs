@@ -22,7 +22,7 @@ const DIR: &str = "target/emulator";
 /// The emulator's name, there and in its build.
 const NAME: &str = "qemu-system-x86_64";
 
-/// The word behind its version in `--version`. The lab looks for it: `EXACT` in crates/lab/src/vm/qemu.rs.
+/// The word behind its version in `--version`. The lab looks for it: `EXACT` in crates/lab/src/vm/qemu_check.rs.
 const PKGVERSION: &str = "demeter";
 
 /// Programs that the build needs, and their packages.

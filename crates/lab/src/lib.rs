@@ -4,7 +4,9 @@
 //! one result. [`inside`] is the part in the VM. The measured programs are in the crate `demeter-workload`, or any
 //! others. [`run_here()`] uses this machine's own two nodes instead. A [`Recorder`] runs a program without a VM and records all its memory accesses.
 
+mod cpus;
 mod error;
+mod fault;
 mod here;
 pub mod inside;
 mod launch;

@@ -10,8 +10,8 @@ use demeter_outcome::{RunResult, SystemResult, best, less_none, middle};
 use demeter_scenario::{Scenario, Settings};
 
 use crate::error::{Error, VmFault};
+use crate::fault::Fault;
 use crate::here::Here;
-use crate::inside::Fault;
 use crate::link::VmMessage;
 use crate::provision;
 use crate::timeline::VmTimeline;

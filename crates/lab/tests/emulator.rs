@@ -217,7 +217,7 @@ fn ci() -> Scenario {
     scenario
 }
 
-/// The same on Intel's CPUs, as the paper samples: each 4,093rd load of 64 ns or more.
+/// The scenario `ci` on Intel's CPUs, as the paper samples: each 4,093rd load of 64 ns or more.
 fn ci_on_pebs() -> Scenario {
     let mut scenario = ci();
     scenario.lab.unit = SamplingUnit::Pebs;

@@ -19,7 +19,7 @@ struct Ran {
     agent_log: String,
     /// MiB of each copy on each node, before the timed phase.
     lay: Vec<BTreeMap<u32, u64>>,
-    /// The same after it.
+    /// MiB of each copy on each node, after the timed phase.
     lies: Vec<BTreeMap<u32, u64>>,
 }
 

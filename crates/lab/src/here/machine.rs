@@ -8,7 +8,7 @@ use demeter_guest::tracker::{Choice, Settings, choose};
 use demeter_policy::{NodeId, Pid};
 use demeter_scenario::{Place, Scenario, System};
 
-use super::cpus;
+use crate::cpus;
 use crate::error::Error;
 use crate::inside::zones::node_free_mib;
 

@@ -4,7 +4,6 @@
 //! All changes are temporary. At the end of a run, also after Ctrl-C, an error or a panic, the kernel's settings are
 //! restored, ballast is freed, and all processes are gone. Only SIGKILL leaves the current settings in place.
 
-pub(crate) mod cpus;
 mod locked_memory;
 mod machine;
 mod settings;
@@ -21,17 +20,19 @@ use demeter_guest::nodes::Pair;
 use demeter_guest::tracker::Choice;
 use demeter_scenario::{Scenario, Settings, System, Workload as Kind};
 
-use self::cpus::Pinned;
 use self::locked_memory::LockedMemory;
 use self::machine::Machine;
 use self::settings::Lent;
+use crate::cpus::Pinned;
 use crate::error::Error;
+use crate::fault::Fault;
 use crate::inside::job::{fill, watch};
+use crate::inside::kernel;
 use crate::inside::rivals::{self, Rival};
 use crate::inside::testbed::{StopConditions, Testbed};
 use crate::inside::workload::Workload;
 use crate::inside::zones::nodes_free_mib;
-use crate::inside::{Fault, kernel};
+use crate::launch::Launch;
 use crate::link::{Job, Nesting, VmMessage};
 use crate::vm::{Finder, Lab, in_place};
 
@@ -167,7 +168,7 @@ impl<'a> Here<'a> {
         Ok(toml::to_string(&config).expect("a configuration is a table of plain values"))
     }
 
-    fn launches(&self, folder: &Path) -> Result<Vec<crate::Launch>, Error> {
+    fn launches(&self, folder: &Path) -> Result<Vec<Launch>, Error> {
         let Kind::Program(programs) = &self.scenario.workload else {
             return Ok(vec![]);
         };

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use demeter_host_api::view::HostView;
 use demeter_policy::Pid;
 
-use super::fault::Fault;
 use super::host_link::HostLink;
 use super::testbed::Testbed;
+use crate::fault::Fault;
 use crate::link::{AGENT_RECORDING_PATH, HOST_CONFIG_PATH, HOST_SOCKET_PATH, VmMessage, to_hex};
 use crate::vm::dies_with_this_thread;
 

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
-use super::fault::Fault;
+use crate::fault::Fault;
 
 const VENDOR: &str = "0x1af4";
 const DEVICE: &str = "0x1110";

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use demeter_outcome::{KVM_PREFIX, VMSTAT_PREFIXES};
 use demeter_policy::Pid;
 
-use super::fault::Fault;
+use crate::fault::Fault;
 use crate::link::Totals;
 
 /// Ticks a second in /proc/stat and /proc/PID/stat: USER_HZ, which x86-64 and arm64 fix at 100.

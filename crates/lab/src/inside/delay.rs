@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use super::control_page::{ControlPage, field};
-use super::fault::Fault;
+use crate::fault::Fault;
 
 /// Enables the slow memory delay during its lifetime.
 #[derive(Debug)]

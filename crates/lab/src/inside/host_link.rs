@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use demeter_guest::balloon::port;
 
-use super::fault::Fault;
+use crate::fault::Fault;
 use crate::link::{GO, LINE_MAX_BYTES, LineReader, PORT_NAME, VmMessage};
 
 /// Polling interval while the port is missing.

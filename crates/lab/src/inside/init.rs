@@ -7,9 +7,9 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::time::Duration;
 
-use super::fault::Fault;
 use super::host_link::HostLink;
 use super::{job, layout, modules};
+use crate::fault::Fault;
 use crate::link::{JOB_PATH, Job, LAST_WORDS, VmMessage};
 
 /// Time limit for the host's port to appear.

@@ -9,7 +9,6 @@ use demeter_policy::provision::ProvisionerKind;
 use super::agent::{self, AgentProcess};
 use super::counters::Counters;
 use super::delay::Delay;
-use super::fault::Fault;
 use super::host_link::HostLink;
 use super::kernel;
 use super::loopback;
@@ -23,6 +22,7 @@ use super::testbed::Testbed;
 use super::ticker::Ticker;
 use super::workload::{HotSet, Next, Workload};
 use super::zones::nodes_free_mib;
+use crate::fault::Fault;
 use crate::link::{Interval, Job, Nesting, VmMessage};
 
 /// Runs the job and reports over the link.

@@ -6,7 +6,7 @@ use std::path::Path;
 use demeter_policy::Pid;
 use demeter_scenario::Thp;
 
-use super::fault::Fault;
+use crate::fault::Fault;
 
 /// `kernel.numa_balancing`: 0 = off, 2 = promote between memory tiers.
 const NUMA_BALANCING: &str = "proc/sys/kernel/numa_balancing";

@@ -16,8 +16,8 @@ use demeter_scenario::Machine;
 use demeter_workload::Region;
 
 use super::control_page::{ControlPage, field};
-use super::fault::Fault;
 use super::zones::node_range;
+use crate::fault::Fault;
 
 /// Number of pages shown per node.
 const PAGES: u64 = 16;

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
-use super::fault::Fault;
+use crate::fault::Fault;
 use crate::link::{EARLY_MODULES_DIR, MODULES_DIR};
 
 /// The kernel's policy for hotplugged memory.

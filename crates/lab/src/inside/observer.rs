@@ -5,7 +5,7 @@ use std::io;
 use demeter_guest::pages::{LivePages, PageState, Pages};
 use demeter_policy::{GuestVirtAddr, NodeId, PAGE_SIZE, Pid, VirtRange};
 
-use super::fault::Fault;
+use crate::fault::Fault;
 
 /// Maximum addresses per query, so that it takes a few milliseconds for any size of range. One system call takes as
 /// many.

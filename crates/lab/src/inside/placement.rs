@@ -9,8 +9,8 @@ use demeter_guest::policies::read_places;
 use demeter_policy::{MIB, NodeId, Pid};
 use demeter_scenario::Machine;
 
-use super::fault::Fault;
 use super::testbed::Testbed;
+use crate::fault::Fault;
 
 /// The node of the fastest tier that is nearest to a socket.
 pub fn nearest_fast(bed: &Testbed<'_>, machine: &Machine, socket: u32) -> NodeId {

@@ -6,7 +6,7 @@ use std::path::Path;
 use demeter_policy::NodeId;
 use demeter_scenario::Machine;
 
-use super::fault::Fault;
+use crate::fault::Fault;
 
 /// Where the kernel lists nodes with their blocks of memory.
 const NODES: &str = "sys/devices/system/node";

@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use demeter_workload::WorkloadEvent;
 
 use super::agent::AgentProcess;
-use super::fault::Fault;
 use super::host_link::{HostLink, Orders};
+use super::own_program::OwnProgram;
 use super::testbed::Testbed;
-use super::workload::OwnProgram;
 use super::{kernel, modules};
+use crate::fault::Fault;
 use crate::link::{Job, KILL_AGENT, VmMessage};
 use crate::process_usage::{ProcessUsage, kernel_kib};
 

@@ -8,9 +8,9 @@ use demeter_guest::nodes::{Pair, Tiers};
 use demeter_policy::NodeId;
 use demeter_scenario::Machine;
 
-use super::fault::Fault;
 use super::plugged::Plug;
 use super::zones::nodes_free_mib;
+use crate::fault::Fault;
 use crate::link::{AGENT_CONFIG_PATH, AGENT_SOCKET_PATH, VmMessage};
 
 /// Paths, nodes and limits of the machine under test.
@@ -68,7 +68,7 @@ impl Testbed<'_> {
         }
     }
 
-    /// The same with the nodes of this machine.
+    /// A VM's testbed with the nodes of a machine.
     pub fn vm_of(machine: &Machine) -> Result<Self, Fault> {
         let nodes = machine.nodes();
         let tier = |tier: u32| -> Vec<NodeId> {

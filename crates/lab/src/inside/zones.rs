@@ -6,7 +6,7 @@ use std::path::Path;
 use demeter_guest::nodes::Zone;
 use demeter_policy::{MIB, NodeId, PAGE_SIZE};
 
-use super::fault::Fault;
+use crate::fault::Fault;
 
 /// Memory that programs can still allocate from a node, MiB: free memory and per-CPU free pages above the low
 /// watermarks.

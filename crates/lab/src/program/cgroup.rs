@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use demeter_policy::NodeId;
 
-use crate::inside::Fault;
+use crate::fault::Fault;
 
 /// File that enables the kernel's memory accounting of a cgroup.
 const CONTROLLERS: &str = "cgroup.subtree_control";

@@ -14,7 +14,7 @@ use super::cgroup::OwnCgroup;
 use super::meter::Meter;
 use super::output::OutputParser;
 use super::process::{Process, Said, lock};
-use crate::inside::Fault;
+use crate::fault::Fault;
 use crate::launch::Launch;
 use crate::link::ProgramFigure;
 

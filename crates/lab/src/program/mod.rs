@@ -28,7 +28,7 @@ pub(crate) use self::{meter::Meter, output::OutputParser, process::lock};
 use self::cgroup::OwnCgroup;
 use self::member::Member;
 use self::process::Said;
-use crate::inside::Fault;
+use crate::fault::Fault;
 use crate::launch::Launch;
 use crate::link::{ProgramFigure, ProgramLog};
 

@@ -12,7 +12,7 @@ use demeter_policy::Pid;
 use super::cgroup::{self, OwnCgroup};
 use super::family;
 use super::output::OutputParser;
-use crate::inside::Fault;
+use crate::fault::Fault;
 use crate::launch::Launch;
 use crate::vm::dies_with_this_thread;
 

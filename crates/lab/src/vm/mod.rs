@@ -19,6 +19,7 @@ mod prepare;
 mod prepared;
 mod programs;
 mod qemu;
+mod qemu_check;
 mod quoted;
 mod setup;
 mod tool;

@@ -21,6 +21,7 @@ use super::initramfs::Initramfs;
 use super::lab::{Lab, agent_config};
 use super::memory::NodeSizes;
 use super::qemu::{KERNEL_ARGS, numa};
+use super::qemu_check;
 use super::setup::{ControllerSetup, VmEntry};
 use super::tool;
 use crate::error::Error;
@@ -50,8 +51,6 @@ const EMULATOR_MIB: u64 = 64;
 
 /// Memory of a guest with one node, beside its workload's, MiB.
 const SLACK_MIB: u64 = 48;
-
-const HINT: &str = "apt-get install qemu-system-x86, or set DEMETER_QEMU to a qemu-system-x86_64";
 
 /// Memory layout of guests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -398,13 +397,13 @@ fn command(scenario: &Scenario, memory: Memory, guest: &Guest) -> Vec<String> {
 fn find(qemu: &Path) -> Result<PathBuf, Error> {
     tool::find(qemu).ok_or_else(|| Error::Missing {
         what: format!("there is no {}", qemu.display()),
-        hint: HINT.into(),
+        hint: qemu_check::HINT.into(),
     })
 }
 
 /// Its firmware files, from the folders that it lists.
 fn firmware(qemu: &Path) -> Result<[PathBuf; FIRMWARE.len()], Error> {
-    let listing = tool::output(Command::new(qemu).args(["-L", "help"]), HINT)?;
+    let listing = tool::output(Command::new(qemu).args(["-L", "help"]), qemu_check::HINT)?;
     let mut missing = None;
     let found = FIRMWARE.map(|name| {
         let mut places = listing.lines().map(|dir| Path::new(dir.trim()).join(name));

@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::qemu;
+use super::qemu_check;
 use super::tool;
 use crate::error::Error;
 
@@ -39,14 +39,16 @@ const APIS: [u32; 3] = [7, 2, 1];
 
 /// The compiled plugin for VMs, checked with the emulator `qemu`.
 pub fn plugin(cache: &Path, qemu: &Path) -> Result<PathBuf, Error> {
-    qemu::check_version(qemu)?;
-    loaded(cache, &LAB, |plugin| qemu::check_loads(qemu, plugin))
+    qemu_check::check_version(qemu)?;
+    loaded(cache, &LAB, |plugin| qemu_check::check_loads(qemu, plugin))
 }
 
 /// The compiled plugin that records a program under the user-mode emulator `qemu`.
 pub fn trace_plugin(cache: &Path, qemu: &Path) -> Result<PathBuf, Error> {
-    qemu::check_user_version(qemu)?;
-    loaded(cache, &TRACE, |plugin| qemu::check_user_loads(qemu, plugin))
+    qemu_check::check_user_version(qemu)?;
+    loaded(cache, &TRACE, |plugin| {
+        qemu_check::check_user_loads(qemu, plugin)
+    })
 }
 
 /// Compiles the first of `files` for the newest interface that the emulator loads. Only a trial tells: an emulator

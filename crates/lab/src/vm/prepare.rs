@@ -14,7 +14,7 @@ use super::lab::{Lab, agent_config};
 use super::memory::nodes_of;
 use super::prepared::{INITRAMFS, PreparedVm};
 use super::programs::{self as program_files, Finder};
-use super::{kernel, nested, qemu};
+use super::{kernel, nested, qemu, qemu_check};
 use crate::error::{Error, VmFault};
 use crate::link::{AGENT_CONFIG_PATH, EARLY_MODULES_DIR, JOB_PATH, Job, Nesting, VmMessage};
 
@@ -119,7 +119,7 @@ impl Lab {
     /// The emulator lacks what the scenario asks for.
     fn cpu_properties_for(&self, scenario: &Scenario) -> Result<Vec<String>, Error> {
         let mut cpu_properties = vec![];
-        let is_exact = qemu::is_exact(&self.qemu)?;
+        let is_exact = qemu_check::is_exact(&self.qemu)?;
         if scenario.lab.clock == Clock::Model && !is_exact {
             return Err(Error::Missing {
                 what: format!("{} has no clock of the model's own", self.qemu.display()),

@@ -18,8 +18,8 @@ use demeter_scenario::{Settings, System};
 
 use super::agent::AgentProcess;
 use super::counters::Counters;
-use super::fault::Fault;
 use super::testbed::Testbed;
+use crate::fault::Fault;
 use crate::link::Totals;
 use damon::Damon;
 use demeter::Demeter;

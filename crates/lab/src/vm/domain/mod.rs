@@ -16,7 +16,8 @@ use std::time::Duration;
 
 use super::child::VmChild;
 use super::emulator::Emulator;
-use super::qemu::{self, Parts};
+use super::qemu::Parts;
+use super::qemu_check;
 use super::tool;
 use crate::error::Error;
 use process::Domain;
@@ -33,7 +34,7 @@ pub fn start(
     let folder = parts.folder;
     let emulator = tool::find(parts.qemu).ok_or_else(|| Error::Missing {
         what: format!("there is no {}", parts.qemu.display()),
-        hint: qemu::HINT.into(),
+        hint: qemu_check::HINT.into(),
     })?;
     // The daemon's user does not need access to our cache.
     let kernel = copied(parts.kernel, folder, "kernel")?;
