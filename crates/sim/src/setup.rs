@@ -1,53 +1,42 @@
 //! Translates a scenario's machine into a world, before any access.
 
+mod agent;
+mod cpus;
+mod memory;
 mod nodes;
+mod scale;
 
 use demeter_outcome::Unit;
-use demeter_policy::engine::{Config, Gain};
-use demeter_policy::{BLOCK_SIZE, ByLevel, ByteCount, MIB, SAMPLE_PERIOD_MAX, VirtRange};
+use demeter_policy::{ByteCount, MIB, VirtRange};
 use demeter_scenario::{Clock, Cpu, Scenario, Settings, System, Thp, Translation, Workload};
 
+use self::agent::agent_settings;
+use self::cpus::cores_of;
+use self::scale::scale_for;
 use crate::error::SimError;
-use crate::guest::{Guest, GuestConfig, NodeConfig};
-use crate::hypervisor::{Backing, BackingPolicy, Hypervisor};
-use crate::machine::actor::Vcpu;
-use crate::machine::core::Core;
-use crate::machine::cost::PS_PER_NS;
+use crate::guest::Guest;
+use crate::hypervisor::{Backing, BackingPolicy};
 use crate::machine::cpu::{
     CpuModel, ICE_LAKE_SP, SANDY_BRIDGE, ZEN_3, emulated_host, emulator, exact_emulator,
 };
 use crate::machine::flat::Flat;
-use crate::machine::flush::FlushCounts;
-use crate::machine::memory::{Memory, NodeIndex, NodeModel};
-use crate::machine::radix::{INDEX_MAX, PageSize, table_bytes, touched_table_bytes};
-use crate::machine::sampler::Sampling;
-use crate::machine::walk::Space;
+use crate::machine::memory::{NodeIndex, NodeModel};
+use crate::machine::radix::{INDEX_MAX, PageSize};
 use crate::program::Program;
 use crate::reserve::reserve;
 use crate::resizable::{self, Sizes};
-use crate::system::Split;
 use crate::system::{AgentSettings, Build, Managed, Needs, Tiering};
 use crate::vm::plug::Plug;
-use crate::vm::{Hardware, Host, Machine, Vm};
-use crate::workload::accesses_per_operation;
+use crate::vm::{Host, Machine, Vm};
 use crate::world::World;
 
 const GIB: u64 = 1 << 30;
-
-/// Target number of simulated accesses if the scenario sets no scale; some seconds of computation.
-const ACCESSES_WANTED: u64 = 1 << 25;
-
-/// Assumed time between two accesses of a thread, to choose the scale.
-const ACCESS_NS: u64 = 100;
 
 /// Maximum memory of a VM, limited by its page tables.
 const MEMORY_MAX: u64 = 4 << 40;
 
 /// Maximum address range of a program: 32 bits number pages of 4 KiB.
 const SPAN_MAX: u64 = 16 << 40;
-
-/// Largest automatic scale: a 2 MiB block keeps 8 pages.
-const SCALE_MAX: u32 = 6;
 
 /// Parameters of a world without its programs and system.
 #[derive(Debug, Clone)]
@@ -284,79 +273,6 @@ impl WorldSetup {
         World::new(host, vms, self.k)
     }
 
-    /// The host's memory and hypervisor for a number of VMs, and the bytes of each VM's second-level tables.
-    fn host_memory(&self, needs: &Needs, count: u64) -> (Hypervisor, Memory, u64) {
-        let Sizes { nodes, host, .. } = &self.sizes;
-        let own: u64 = nodes.iter().map(|node| node.0).sum();
-        let guest_tables = table_bytes(own).next_multiple_of(BLOCK_SIZE);
-        let host_tables = table_bytes(guest_tables + own + BLOCK_SIZE);
-        // Unused table memory of a tiering hypervisor would be a gift to its guest, so tables get exact backing.
-        let backed_tables = match (needs.tiering, &self.translation) {
-            (Tiering::Hypervisor, None) => touched_table_bytes(own, 1 << self.page_bits()),
-            _ => guest_tables,
-        };
-        // Spare pages through which pages move between VMs.
-        let spare = match needs.tiering {
-            Tiering::Hardware => BLOCK_SIZE,
-            Tiering::Guest | Tiering::Hypervisor => 0,
-        };
-        // The guest's tables lie in the first node with memory.
-        let with_tables = host.iter().position(|node| node.0 > 0);
-        let size = |(node, bytes): (usize, &ByteCount)| {
-            let tables = if Some(node) == with_tables {
-                backed_tables
-            } else {
-                0
-            };
-            ByteCount(count * (tables + bytes.0 + spare))
-        };
-        let host_nodes: Vec<ByteCount> = host.iter().enumerate().map(size).collect();
-        let hypervisor = Hypervisor::new(
-            self.page_bits(),
-            ByteCount(count * host_tables),
-            &host_nodes,
-            needs.watermarks,
-        );
-        let starts = match self.translation {
-            // Without a hypervisor, the guest's memory is the machine's.
-            Some(translation) if !translation.mode.is_nested() => vec![guest_tables + nodes[0].0],
-            _ => hypervisor.node_starts(),
-        };
-        let memory = Memory::new(&self.cpu, &self.nodes, &starts);
-        (hypervisor, memory, host_tables)
-    }
-
-    /// The configuration of each VM's guest, under a system with these needs.
-    fn guest_config(&self, needs: &Needs) -> GuestConfig {
-        let sizes = self.sizes.nodes.iter();
-        let nodes = match needs.tiering {
-            Tiering::Guest => {
-                let node = |(&bytes, node): (&ByteCount, &NodeModel)| NodeConfig {
-                    bytes,
-                    level: node.level,
-                    socket: node.socket,
-                };
-                sizes.zip(&self.nodes).map(node).collect()
-            }
-            Tiering::Hypervisor | Tiering::Hardware => {
-                let all = sizes.map(|node| node.0).sum();
-                NodeConfig::of_tiers([ByteCount(all), ByteCount(0)])
-            }
-        };
-        GuestConfig {
-            levels: self.cpu.levels,
-            page_bits: self.page_bits(),
-            nodes,
-            orders: self.orders.clone(),
-            huge_pages: self.huge_pages,
-            huge_in_slow: needs.huge_in_slow && !self.is_lab,
-            interleave: needs.interleave,
-            reserved: self.reserved,
-            watermarks: needs.watermarks,
-            lists: needs.lists.clone(),
-        }
-    }
-
     /// Reserves the memory of all programs before the first touch, if the scenario requests it.
     pub(crate) fn reserve<P: Program>(&self, world: &mut World<P>) -> Result<(), SimError> {
         let Some(translation) = &self.translation else {
@@ -413,60 +329,9 @@ impl WorldSetup {
         [sizes[0], sizes[1]]
     }
 
-    /// The socket of a thread. The processes of a program run on the sockets in turn.
-    fn socket_of<P: Program>(&self, program: &P, thread: usize) -> usize {
-        program.process_of(thread) as usize % self.orders.len()
-    }
-
-    /// The socket of each virtual CPU. Threads stay on theirs, so these are on the sockets of their threads; the others
-    /// fill the sockets up.
-    fn sockets_of_vcpus<P: Program>(&self, program: &P) -> Vec<usize> {
-        let (vcpus, sockets) = (self.vcpus as usize, self.orders.len());
-        let busy = vcpus.min(program.threads());
-        let mut of = Vec::with_capacity(vcpus);
-        of.extend((0..busy).map(|thread| self.socket_of(program, thread)));
-        while of.len() < vcpus {
-            let count = |socket: &usize| of.iter().filter(|&other| other == socket).count();
-            let emptiest = (0..sockets).min_by_key(count);
-            of.push(emptiest.unwrap_or(0));
-        }
-        of
-    }
-
-    /// Whether each socket has a virtual CPU for each of its threads.
-    fn has_cpus_for<P: Program>(&self, program: &P) -> bool {
-        let (vcpus, sockets) = (self.vcpus as usize, self.orders.len());
-        let of = self.sockets_of_vcpus(program);
-        let count = |socket| of.iter().filter(|&&other| other == socket).count();
-        let mut threads = 0..program.threads();
-        threads.all(|thread| of[thread % vcpus] == self.socket_of(program, thread))
-            && (0..sockets).all(|socket| count(socket) * sockets == vcpus)
-    }
-
     /// The workload of a VM.
     fn workload(&self, vm: u32) -> &Workload {
         &self.workloads[vm as usize % self.workloads.len()]
-    }
-
-    /// A core, with as many misses in flight as the programs on it have.
-    fn core(&self, core: u32) -> Core {
-        let in_flight = self.workload(core / self.vcpus).in_flight();
-        Core::new(&self.cpu, self.page_bits()).overlapping(in_flight)
-    }
-
-    fn hardware(&self, vm: u32, sockets: &[usize]) -> Hardware {
-        let vcpus = self.vcpus as usize;
-        let vcpu = |&socket: &usize| Vcpu::new(socket, self.k);
-        Hardware {
-            vcpus: sockets.iter().map(vcpu).collect(),
-            placed: (0..vcpus)
-                .map(|vcpu| (vm as usize * vcpus + vcpu) % self.cores)
-                .collect(),
-            flushes: FlushCounts::default(),
-            space: Space(vm % Space::COUNT),
-            costs: self.cpu.costs,
-            k: self.k,
-        }
     }
 }
 
@@ -493,68 +358,6 @@ fn vms_of(scenario: &Scenario) -> u32 {
     named.filter(|&named| named > 0).unwrap_or(scenario.sim.vms)
 }
 
-/// Number of host cores, at most one for each virtual CPU.
-fn cores_of(scenario: &Scenario) -> u32 {
-    let vcpus = scenario.machine.vcpus * vms_of(scenario);
-    scenario.sim.cores.map_or(vcpus, |cores| cores.min(vcpus))
-}
-
-/// The scale at which a scenario takes some seconds.
-fn scale_for(scenario: &Scenario) -> Result<u32, SimError> {
-    let cores = u64::from(cores_of(scenario));
-    let mut accesses = scenario.duration_s * 1_000_000_000 / ACCESS_NS * cores;
-    if let Some(operations) = scenario.sim.operations {
-        let vms = scenario.vms();
-        let each = vms
-            .iter()
-            .map(|(_, vm)| accesses_per_operation(&vm.workload));
-        let each = each.collect::<Result<Vec<u64>, _>>();
-        let each = each.map_err(|e| SimError::Workload(e.to_string()))?;
-        let all = operations.saturating_mul(vms_of(scenario).into());
-        accesses = accesses.min(all.saturating_mul(each.into_iter().max().unwrap_or(1)));
-    }
-    let scale = (0..SCALE_MAX).find(|k| accesses >> k <= ACCESSES_WANTED);
-    Ok(scale.unwrap_or(SCALE_MAX))
-}
-
-/// The agent's settings in the model's units. The agent measures latencies; the sampling threshold is the hardware's,
-/// as in the lab.
-fn agent_settings(scenario: &Scenario, dilation: u64) -> AgentSettings {
-    let (tuning, machine) = (&scenario.agent, &scenario.machine);
-    let latency_ns = ByLevel::from_fn(|level| nodes::latency_ns(machine, level, dilation));
-    let slowest_ns = latency_ns.0.into_iter().max();
-    let period = tuning.loads_per_sample(slowest_ns.unwrap_or(0));
-    let gain = Gain {
-        loads_per_sample: Some(period),
-        waits: 1.0,
-        latency_ns,
-        cpus: machine.vcpus,
-    };
-    let sampling = |period: u32| Sampling {
-        period: period.into(),
-        threshold_ps: u64::from(tuning.latency_threshold_ns) * dilation * PS_PER_NS,
-    };
-    AgentSettings {
-        split: Split::of(tuning),
-        gain,
-        sampling: sampling(period),
-        paper_sampling: sampling(tuning.sample_period.unwrap_or(SAMPLE_PERIOD_MAX)),
-        epoch_ps: tuning.epoch_ms * 1_000_000_000,
-        placer: nodes::placer(scenario),
-        engine: Config {
-            slowest: machine
-                .nodes()
-                .iter()
-                .map(nodes::level_of)
-                .max()
-                .unwrap_or_default(),
-            collapses: machine.thp == Thp::Always,
-            ..Config::new(tuning, ByteCount(0))
-        },
-        vcpus: scenario.machine.vcpus,
-    }
-}
-
 /// The unit of a workload's speed.
 pub(crate) fn unit(workload: &Workload) -> Unit {
     match workload {
@@ -574,25 +377,5 @@ mod tests {
         let range = |(a, b)| VirtRange::new(GuestVirtAddr(a), GuestVirtAddr(b)).unwrap();
         let found = union([(6, 9), (1, 5), (2, 3), (4, 6), (20, 21)].map(range).into());
         assert_eq!(found, [(1, 6), (6, 9), (20, 21)].map(range));
-    }
-
-    #[test]
-    fn the_scale_follows_from_the_work_when_that_is_fixed() {
-        let scale = |operations: &str| {
-            let text = format!(
-                "name = \"x\"\nduration_s = 600\nsystems = []\n\
-                 machine = {{ vcpus = 4, fast = {{ usable_mib = 100, latency_ns = 80, \
-                 bandwidth_gbps = 50 }}, slow = {{ usable_mib = 100, latency_ns = 250, \
-                 bandwidth_gbps = 20 }} }}\n\
-                 workload = {{ kind = \"silo\", size_mib = 80, mix = \"tpcc\" }}\n\
-                 [sim]\n{operations}"
-            );
-            scale_for(&toml::from_str(&text).unwrap()).unwrap()
-        };
-        assert_eq!(scale(""), SCALE_MAX);
-        // A transaction makes about a hundred accesses.
-        assert_eq!(scale("operations = 100_000"), 0);
-        let few = scale("operations = 2_000_000");
-        assert!((1..SCALE_MAX).contains(&few), "{few}");
     }
 }

@@ -87,7 +87,7 @@ pub(crate) struct Vm<P> {
     pub(crate) program: P,
     /// Operations completed by the program.
     pub(crate) ops: u64,
-    /// The same by process.
+    /// Operations completed by each process.
     pub(crate) ops_by_process: Vec<u64>,
     /// Number of operations to run; none for an endless run.
     pub(crate) share: Option<u64>,

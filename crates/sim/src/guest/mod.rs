@@ -6,6 +6,8 @@
 //! Each process runs on one socket. Its first touches take the nearest node with room above its watermark, then any.
 
 mod balloon;
+mod config;
+mod fault;
 mod frames;
 mod hint;
 mod interleave;
@@ -14,6 +16,7 @@ mod mappings;
 mod migrate;
 mod node;
 mod plug;
+mod promise;
 mod reclaim;
 mod shadow;
 
@@ -21,69 +24,21 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use demeter_policy::{
-    BLOCK_SIZE, Block, ByteCount, GuestPhysAddr, GuestVirtAddr, Level, PAGE_SIZE, Pid, Socket,
-    Spread, Tier, VirtRange,
+    BLOCK_SIZE, ByteCount, GuestPhysAddr, GuestVirtAddr, Level, PAGE_SIZE, Pid, Socket, Spread,
+    Tier, VirtRange,
 };
 
-use crate::machine::actor::Actor;
-use crate::machine::ledger::Cause;
 use crate::machine::memory::NodeIndex;
 use crate::machine::radix::{HUGE_BITS, PageSize, Radix, table_bytes};
 use crate::program::Region;
 use crate::reclaim::Lists;
+pub(crate) use config::{GuestConfig, NodeConfig};
+pub(crate) use fault::OutOfMemory;
 use frames::Frames;
 use interleave::Interleave;
 use khugepaged::Khugepaged;
 use mappings::Mappings;
 pub(crate) use node::{Node, Watermarks, node_of, node_starts, reserve};
-
-/// Memory layout and allocation policy of a guest.
-#[derive(Debug, Clone)]
-pub(crate) struct GuestConfig {
-    /// Levels of page tables.
-    pub(crate) levels: u32,
-    /// log2 of a page's bytes.
-    pub(crate) page_bits: u32,
-    /// The nodes, by number.
-    pub(crate) nodes: Vec<NodeConfig>,
-    /// The nodes that first touches try, in order, by the socket of their process.
-    pub(crate) orders: Vec<Vec<NodeIndex>>,
-    /// Whether faults allocate huge pages, and khugepaged collapses small ones.
-    pub(crate) huge_pages: bool,
-    /// Whether a fault falls back to huge pages of the slow node.
-    pub(crate) huge_in_slow: bool,
-    /// Pages that go to the fast node and to the slow one in turn, where fresh memory is interleaved.
-    pub(crate) interleave: Option<[u32; 2]>,
-    /// Watermarks of all nodes but those of the slowest tier.
-    pub(crate) watermarks: Watermarks,
-    /// The page lists that reclaim uses.
-    pub(crate) lists: Lists,
-    /// Address space that the program reserves before each mapping.
-    pub(crate) reserved: ByteCount,
-}
-
-/// A node of a guest.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct NodeConfig {
-    /// Its size; zero for a node without memory.
-    pub(crate) bytes: ByteCount,
-    /// Its tier.
-    pub(crate) level: Level,
-    /// Its socket.
-    pub(crate) socket: Socket,
-}
-
-impl NodeConfig {
-    /// A fast and a slow node of these sizes; the slow one may be empty.
-    pub(crate) fn of_tiers([fast, slow]: [ByteCount; 2]) -> Vec<Self> {
-        let node = |bytes, level| Self {
-            bytes,
-            level,
-            socket: Socket::default(),
-        };
-        vec![node(fast, Level::First), node(slow, Level::Second)]
-    }
-}
 
 /// Event counts, in real pages or bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -135,11 +90,6 @@ pub(crate) struct Guest {
     #[cfg(test)]
     pub(crate) pinned: std::collections::BTreeSet<demeter_policy::Block>,
 }
-
-/// Error: no free frame for a fault.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the guest's memory is full at {0}")]
-pub(crate) struct OutOfMemory(GuestVirtAddr);
 
 impl Guest {
     /// A guest with free memory. Node sizes are rounded up to 2 MiB.
@@ -240,49 +190,6 @@ impl Guest {
     /// The process of an address.
     pub(crate) fn pid_of(&self, gva: GuestVirtAddr) -> Pid {
         self.mappings.pid_of(gva)
-    }
-
-    /// Reserves fast memory for the first touch of these ranges (sorted, disjoint): each block of the nearest node of the
-    /// fastest tier that has room. The last of all such nodes takes what fits nowhere.
-    pub(crate) fn promise(&mut self, ranges: &[VirtRange]) {
-        let frames = (BLOCK_SIZE >> self.page_bits) as u32;
-        for range in ranges {
-            let nodes = self.fastest_first(self.socket_of(self.pid_of(range.start())));
-            let mut start = range.start();
-            while start < range.end() {
-                let end = GuestVirtAddr(start.0 + BLOCK_SIZE).min(range.end());
-                let has_room = |node: &&NodeIndex| self.has(**node, frames, None);
-                let node = nodes.iter().find(has_room).or(nodes.last());
-                let (Some(&node), Some(piece)) = (node, VirtRange::new(start, end)) else {
-                    break;
-                };
-                self.promised_frames[node.0] += frames;
-                self.promised.push((piece, node));
-                start = end;
-            }
-        }
-    }
-
-    /// The nodes that are not of the slowest tier, those of faster tiers first, and the nearest to a socket first of each.
-    fn fastest_first(&self, socket: usize) -> Vec<NodeIndex> {
-        let slowest = self.levels.iter().max();
-        let nodes = self.orders[socket].iter().copied();
-        let mut nodes: Vec<NodeIndex> = nodes
-            .filter(|&node| Some(&self.level_of(node)) != slowest)
-            .collect();
-        nodes.sort_by_key(|&node| self.level_of(node));
-        nodes
-    }
-
-    /// The nodes that count as fast for a process: the fastest tier's. Where processes run on several sockets, only the
-    /// nearest one does.
-    pub(crate) fn fast_nodes(&self, pid: Pid) -> Vec<NodeIndex> {
-        let mut nodes = self.fastest_first(self.socket_of(pid));
-        nodes.retain(|&node| self.level_of(node) == Level::First);
-        if self.orders.len() > 1 && self.processes().nth(1).is_some() {
-            nodes.truncate(1);
-        }
-        nodes
     }
 
     /// Whether the kernel prefers huge pages.
@@ -410,131 +317,6 @@ impl Guest {
             (first..first + frames).map(|frame| self.gpa(frame))
         });
         all.collect()
-    }
-
-    /// Handles a fault at an unmapped address.
-    pub(crate) fn fault(
-        &mut self,
-        gva: GuestVirtAddr,
-        actor: &mut Actor<'_>,
-    ) -> Result<(), OutOfMemory> {
-        self.counts.faults += 1;
-        self.mappings.grow_to(gva);
-        let promised = self.promised_to(gva);
-        let (size, frame) = self
-            .interleaved(gva)
-            .or_else(|| self.first_touched(gva, promised))
-            .ok_or(OutOfMemory(gva))?;
-        let start = self.page_start(gva, size);
-        self.tables.map(start, size, frame);
-        let page = (start.0 >> self.page_bits) as u32;
-        self.frames.take(frame, page, size == PageSize::Huge);
-        if let Some(NodeIndex(node)) = promised {
-            let frames = (self.bytes(size) >> self.page_bits) as u32;
-            let promised = &mut self.promised_frames[node];
-            *promised = promised.saturating_sub(frames);
-        }
-        let real = if size == PageSize::Base { actor.k } else { 0 };
-        actor.charge(Cause::Fault, actor.costs.fault_ps << real);
-        let before = self.first_touches;
-        self.first_touches += 1 << real;
-        let passed = |every: u64| self.first_touches / every - before / every;
-        actor.flushes.guest_local_one += passed(actor.costs.touches_per_flush);
-        actor.shoot_down_for_others(passed(actor.costs.touches_per_shootdown));
-        let node = self.node_of(frame);
-        actor.clear(Cause::Fault, node, self.bytes(size));
-        Ok(())
-    }
-
-    /// A huge page where the guest takes one, else a base page: of the nearest node while that has any.
-    fn first_touched(
-        &mut self,
-        gva: GuestVirtAddr,
-        promised: Option<NodeIndex>,
-    ) -> Option<(PageSize, u32)> {
-        let socket = self.socket_of(self.pid_of(gva));
-        let order = self.orders[socket].iter().copied();
-        let order: Vec<NodeIndex> = promised.into_iter().chain(order).collect();
-        self.huge_for(gva, &order, promised)
-            .map(|f| (PageSize::Huge, f))
-            .or_else(|| self.base_for(&order, promised).map(|f| (PageSize::Base, f)))
-    }
-
-    /// The node of which memory is reserved for an address.
-    fn promised_to(&self, gva: GuestVirtAddr) -> Option<NodeIndex> {
-        let at = self
-            .promised
-            .partition_point(|(range, _)| range.end() <= gva);
-        let (range, node) = self.promised.get(at)?;
-        range.contains(gva).then_some(*node)
-    }
-
-    /// Allocates a block for a huge page around `gva`, if the policy allows. As in Linux, a fault that finds no huge
-    /// page in the first node falls back to small pages, unless huge pages are enabled everywhere.
-    fn huge_for(
-        &mut self,
-        gva: GuestVirtAddr,
-        order: &[NodeIndex],
-        promised: Option<NodeIndex>,
-    ) -> Option<u32> {
-        let frames = (BLOCK_SIZE >> self.page_bits) as u32;
-        if !self.takes_huge(gva) {
-            return None;
-        }
-        let (&first, others) = order.split_first()?;
-        let near = self
-            .has(first, frames, promised)
-            .then(|| self.take(first, PageSize::Huge));
-        near.flatten().or_else(|| {
-            let may_take = self.huge_in_slow;
-            let mut others = others.iter().filter(|&&node| may_take && node != first);
-            others.find_map(|&node| self.nodes[node.0].take_block())
-        })
-    }
-
-    /// Whether a fault takes a huge page, if there is one.
-    fn takes_huge(&self, gva: GuestVirtAddr) -> bool {
-        let start = Block::of(gva).start();
-        let whole = VirtRange::new(start, GuestVirtAddr(start.0 + BLOCK_SIZE));
-        whole.is_some_and(|whole| self.huge_pages && self.mappings.holds(&whole))
-            && self.tables.is_empty_block(gva)
-    }
-
-    fn base_for(&mut self, order: &[NodeIndex], promised: Option<NodeIndex>) -> Option<u32> {
-        let near = order.iter().find_map(|&node| {
-            self.has(node, 1, promised)
-                .then(|| self.take(node, PageSize::Base))?
-        });
-        // The watermarks of allocations are no limit for them.
-        near.or_else(|| {
-            let mut order = order.iter();
-            order.find_map(|&node| self.take(node, PageSize::Base))
-        })
-    }
-
-    /// Whether a node has this number of frames above its watermark and the frames reserved for others. The slowest tier
-    /// has neither.
-    fn has(&self, node: NodeIndex, frames: u32, promised: Option<NodeIndex>) -> bool {
-        let kept = match promised == Some(node) {
-            true => 0,
-            false => self.promised_frames[node.0],
-        };
-        self.is_slowest(node) || self.nodes[node.0].usable() >= frames + kept
-    }
-
-    fn is_slowest(&self, node: NodeIndex) -> bool {
-        self.levels
-            .iter()
-            .all(|&level| level <= self.level_of(node))
-    }
-
-    /// Allocates a page of a node.
-    fn take(&mut self, node: NodeIndex, size: PageSize) -> Option<u32> {
-        match size {
-            PageSize::Base if node == NodeIndex::from(Tier::Slow) => self.slow_page(),
-            PageSize::Base => self.nodes[node.0].take_page(),
-            _ => self.nodes[node.0].take_block(),
-        }
     }
 
     /// Where a range lies.

@@ -4,6 +4,7 @@ use demeter_scenario::Curve;
 use proptest::prelude::*;
 
 use super::*;
+use crate::machine::actor::Actor;
 use crate::machine::actor::Vcpu;
 use crate::machine::core::{Core, Tables};
 use crate::machine::cost::PS_PER_NS;

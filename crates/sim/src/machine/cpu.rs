@@ -229,7 +229,8 @@ pub(crate) fn emulated_host() -> CpuModel {
 /// second.
 const EMULATED_STREAM: u64 = 350_000_000;
 
-/// The same by the exact emulator's clock, at a nanosecond an instruction: 2 MiB take 0.27 ms (docs/src/emulator.md).
+/// Bytes per second that a CPU copies by the exact emulator's clock, at a nanosecond an instruction: 2 MiB take 0.27 ms
+/// (docs/src/emulator.md).
 const EXACT_STREAM: u64 = 7_700_000_000;
 
 /// Error: a geometry that the model does not support.

@@ -6,31 +6,31 @@
 //! complete.
 
 mod damon_tracker;
+mod manager;
+mod moving;
+mod nodes;
 mod variants;
 
 use std::fmt;
 
-use demeter_policy::benefit::{Benefit, Observed};
 use demeter_policy::engine::{
-    Classify, Config, Direction, Engine, Gain, Input, Misuse, NodeFacts, Request, Stage, Strategy,
+    Classify, Config, Engine, Gain, Input, Misuse, NodeFacts, Request, Stage, Strategy,
 };
 use demeter_policy::{
-    Block, ByLevel, ByteCount, GuestVirtAddr, Level, NodeId, PAGE_SIZE, PerTier, Pid, Placer,
-    RankedRange, Relocation, Rooms, Sample, Socket, Spread, VirtRange, room_of_one,
-    rooms_by_socket, thinning,
+    ByLevel, ByteCount, GuestVirtAddr, Level, PAGE_SIZE, Placer, Sample, Socket, rooms_by_socket,
+    thinning,
 };
 
 use self::damon_tracker::DamonTracker;
+use self::nodes::{loaded_ns, place, sizes_of, usable_of};
 use self::variants::Traits;
 use super::paper_ranges::Split;
 use super::{Context, Manager, NEVER_PS};
-use crate::error::SimError;
 use crate::guest::Guest;
 use crate::machine::actor::Actor;
 use crate::machine::cost::PS_PER_NS;
 use crate::machine::ledger::Cause;
-use crate::machine::memory::NodeIndex;
-use crate::machine::sampler::{Record, Sampling};
+use crate::machine::sampler::Sampling;
 
 /// The scheduler's weights of a thread at nice 0, and of the agent at nice -10 (`sched_prio_to_weight`).
 const PROGRAM_WEIGHT: u64 = 1024;
@@ -48,7 +48,7 @@ pub(crate) struct AgentSettings {
     /// Chooses target nodes. As the sockets' nodes come first, a socket has the number of its node.
     pub(crate) placer: Placer,
     pub(crate) sampling: Sampling,
-    /// The same for the paper's design, whose period is that of any machine.
+    /// Sampling of the paper's design, whose period is that of any machine.
     pub(crate) paper_sampling: Sampling,
     pub(crate) epoch_ps: u64,
     /// Number of virtual CPUs.
@@ -337,288 +337,12 @@ impl<S: Strategy> SimulatedAgent<S> {
         self.push(engine, Input::Nodes(facts))
     }
 
-    /// Executes the next batch of the plan, or lets reclaim free memory for it.
-    fn move_on(
-        &mut self,
-        engine: &mut Engine<S>,
-        guest: &mut Guest,
-        actor: &mut Actor<'_>,
-    ) -> Result<(), Misuse> {
-        if engine.request() == Request::ReadNodes {
-            self.tell_nodes(engine, Cause::Migrate, guest, actor)?;
-        }
-        match engine.request() {
-            Request::Move {
-                pid,
-                level,
-                direction,
-                blocks,
-            } => {
-                let began_ps = actor.now_ps();
-                let way = (level, direction);
-                let targets = self.targets(way, pid, blocks, guest, actor);
-                let choosing_ps = actor.now_ps() - began_ps;
-                let to_move: Vec<_> = blocks.iter().zip(targets).collect();
-                let part = to_move.len().div_ceil(engine.movers());
-                let mut parts = to_move.chunks(part.max(1));
-                let mut places = Vec::with_capacity(blocks.len());
-                let moving_ps = actor.side_by_side(parts.len(), |actor| {
-                    let part = parts.next().unwrap_or_default().iter();
-                    let move_one = |&(r, to): &(&Relocation, NodeIndex)| {
-                        self.move_block(r.block, way, to, guest, actor)
-                    };
-                    places.extend(part.map(move_one));
-                });
-                let moved = Input::Moved {
-                    placements: &places,
-                    took_ns: (self.took_ns)(actor.now_ps() - began_ps),
-                    cpu_ns: (self.took_ns)(choosing_ps + moving_ps),
-                };
-                self.push(engine, moved)
-            }
-            Request::Collapse { blocks, .. } => {
-                let began_ps = actor.now_ps();
-                for r in blocks {
-                    guest.collapse(r.block, actor);
-                }
-                let took_ns = (self.took_ns)(actor.now_ps() - began_ps);
-                let cpu_ns = took_ns;
-                self.push(engine, Input::Collapsed { took_ns, cpu_ns })
-            }
-            Request::Reclaim => {
-                guest.reclaim(actor, u64::MAX);
-                self.push(engine, Input::Reclaimed)
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// The target node of each block, as the live agent chooses it.
-    fn targets(
-        &self,
-        (level, direction): (Level, Direction),
-        pid: Pid,
-        batch: &[Relocation],
-        guest: &mut Guest,
-        actor: &mut Actor<'_>,
-    ) -> Vec<NodeIndex> {
-        let placer = &self.settings.placer;
-        let nodes = guest.all_nodes();
-        let mut rooms: Rooms = nodes.map(|node| (id(node), guest.usable(node))).collect();
-        let near = NodeId(guest.socket_of(pid) as u32);
-        let has_choice = placer.has_choice();
-        if has_choice {
-            let look_ups = match direction {
-                Direction::Promotion => 0,
-                Direction::Demotion => batch.len() as u64,
-            };
-            let look_ups_ps = look_ups * actor.costs.agent_lookup_ps;
-            actor.charge(
-                Cause::Migrate,
-                actor.costs.agent_read_nodes_ps + look_ups_ps,
-            );
-        }
-        let mut to = |r: &Relocation| {
-            let node = match direction {
-                Direction::Promotion => placer.promote(level, near, r.bytes, &mut rooms),
-                Direction::Demotion => {
-                    let from = has_choice
-                        .then(|| guest.main_node(r.block, level))
-                        .flatten();
-                    placer.demote(level, from.map_or(near, id), r.bytes, &mut rooms)
-                }
-            };
-            NodeIndex(node.0 as usize)
-        };
-        batch.iter().map(&mut to).collect()
-    }
-
-    /// Moves a block over the boundary below a tier; returns its new placement.
-    fn move_block(
-        &self,
-        block: Block,
-        (level, direction): (Level, Direction),
-        to: NodeIndex,
-        guest: &mut Guest,
-        actor: &mut Actor<'_>,
-    ) -> Spread {
-        if direction == Direction::Promotion && guest.wants_huge() {
-            guest.collapse(block, actor);
-        }
-        let pages = guest.pages_across(block, level, direction);
-        if self.traits.moves_singly {
-            guest.migrate_singly(&pages, to, actor);
-        } else {
-            guest.migrate_pages(&pages, to, actor);
-        }
-        place(block, guest)
-    }
-
     /// Sends the engine's answer.
     fn push(&mut self, engine: &mut Engine<S>, input: Input<'_>) -> Result<(), Misuse> {
         engine.push(input)?;
         #[cfg(test)]
         self.asked.push(format!("{:?}", engine.request()));
         Ok(())
-    }
-}
-
-/// The placement of a block.
-fn place(block: Block, guest: &mut Guest) -> Spread {
-    let range = VirtRange::new(block.start(), Block(block.0 + 1).start());
-    range.map_or_else(Spread::default, |range| guest.spread(&range))
-}
-
-/// The size of each tier.
-fn sizes_of(guest: &Guest) -> ByLevel<ByteCount> {
-    let mut sizes = ByLevel::<ByteCount>::default();
-    for node in guest.all_nodes() {
-        let size = u64::from(guest.frames_of(node)) << guest.page_bits();
-        sizes.get_mut(guest.level_of(node)).0 += size;
-    }
-    sizes
-}
-
-/// Memory of a tier that programs can take, summed by node: one node's reserve cannot be used on another.
-fn usable_of(guest: &Guest, level: Level) -> ByteCount {
-    let nodes = || {
-        guest
-            .all_nodes()
-            .filter(|&node| guest.level_of(node) == level)
-    };
-    let count = nodes().count();
-    ByteCount(
-        nodes()
-            .map(|node| room_of_one(guest.usable(node), count).0)
-            .sum(),
-    )
-}
-
-/// Latency of a tier under load. As in a live agent, it is known where each tier is one node.
-fn loaded_ns(guest: &Guest, actor: &Actor<'_>, level: Level) -> Option<u32> {
-    let nodes = guest.nodes_with_memory();
-    let mut levels: Vec<Level> = nodes.map(|node| guest.level_of(node)).collect();
-    levels.sort_unstable();
-    let mut of_tier = guest.nodes_with_memory();
-    let node = of_tier.find(|&node| guest.level_of(node) == level)?;
-    let is_simple = levels.windows(2).all(|pair| pair[0] != pair[1]);
-    let ns = actor.latency_ps(node) / PS_PER_NS;
-    u32::try_from(ns).ok().filter(|_| is_simple)
-}
-
-/// The number of a node, as the placer knows it.
-fn id(node: NodeIndex) -> NodeId {
-    NodeId(node.0 as u32)
-}
-
-impl<S: Strategy> Manager for SimulatedAgent<S> {
-    fn sampling(&self, _k: u32) -> Option<Sampling> {
-        let Sampling {
-            period,
-            threshold_ps,
-        } = self.settings.sampling;
-        (!self.traits.has_damon).then_some(Sampling {
-            period: period * u64::from(self.thinning),
-            threshold_ps,
-        })
-    }
-
-    fn has_worker(&self) -> bool {
-        self.traits.polls
-    }
-
-    fn ranking(&self) -> &[RankedRange] {
-        self.engine.as_ref().map_or(&[], Engine::ranking)
-    }
-
-    fn start(&mut self, guest: &Guest, now_ps: u64, _filling: bool) -> u64 {
-        let mut config = self.settings.engine;
-        config.sizes = sizes_of(guest);
-        self.sizes = config.sizes;
-        let fast_size = *config.sizes.get(Level::First);
-        let strategy = (self.strategy)(&self.settings, fast_size);
-        self.engine = Some(Engine::new(strategy, config));
-        self.next_epoch_ps = now_ps + self.settings.epoch_ps;
-        self.due_ps = self.next_epoch_ps;
-        if self.traits.has_damon {
-            let tracker = DamonTracker::new(self.settings.vcpus, now_ps);
-            self.tracker = Tracker::Damon(Box::new(tracker));
-            return now_ps;
-        }
-        self.due_ps
-    }
-
-    /// Runs its tracker's turn, its own, or both.
-    fn turn(&mut self, ctx: &mut Context<'_>) -> u64 {
-        let Context { guest, actor, .. } = ctx;
-        if let Tracker::Damon(tracker) = &mut self.tracker {
-            tracker.run(guest, actor);
-        }
-        if actor.now_ps() >= self.due_ps {
-            self.due_ps = self.act(guest, actor);
-        }
-        match &self.tracker {
-            Tracker::Damon(tracker) => self.due_ps.min(tracker.due_ps()),
-            Tracker::Sampler(_) => self.due_ps,
-        }
-    }
-
-    fn fault(&mut self) -> Option<SimError> {
-        self.misuse.take().map(SimError::from)
-    }
-
-    fn take_samples(&mut self, records: &[Record]) {
-        if let Tracker::Sampler(samples) = &mut self.tracker {
-            samples.extend(records.iter().map(|r| r.gva));
-        }
-    }
-
-    fn working_set(&self) -> Option<ByteCount> {
-        let set = self.engine.as_ref()?.working_set();
-        // Without samples the working set is unknown, not empty.
-        set.fast_hit_permille.map(|_| set.placement.total())
-    }
-
-    fn benefit(&self, guest: &Guest, running_ms: u32) -> Option<Benefit> {
-        let engine = self.engine.as_ref()?;
-        let latency_ns = self.settings.gain.latency_ns;
-        let observed = Observed {
-            ranking: engine.ranking(),
-            residency: engine.residency(),
-            served: matches!(self.tracker, Tracker::Sampler(_)).then(|| engine.served()),
-            latency_ns: PerTier {
-                fast: *latency_ns.get(Level::First),
-                slow: *latency_ns.get(self.settings.engine.slowest),
-            },
-            running_ms,
-            loads_per_s: match self.tracker {
-                Tracker::Sampler(_) => Some(engine.rate() * self.settings.sampling.period as f64),
-                Tracker::Damon(_) => None,
-            },
-            overlaps: false,
-        };
-        let managed: u64 = engine.processes().map(|p| p.placement.fast.0).sum();
-        let usable = managed.saturating_add(usable_of(guest, Level::First).0);
-        let others = guest.owned_fast().0.saturating_sub(usable);
-        Some(observed.benefit()?.beside(ByteCount(others)))
-    }
-
-    /// An in-kernel agent reads placement from page tables, so that memory is not counted.
-    fn memory_overhead(&self, _guest: &Guest) -> ByteCount {
-        let engine = self.engine.as_ref();
-        let known = engine.map_or(0, |engine| match self.traits.in_kernel {
-            true => engine.state_bytes() - engine.residency().state_bytes(),
-            false => engine.state_bytes(),
-        });
-        let regions = match &self.tracker {
-            Tracker::Damon(tracker) => tracker.region_bytes(),
-            Tracker::Sampler(_) => 0,
-        };
-        ByteCount((known + regions) as u64)
-    }
-
-    fn samples_seen(&self) -> u64 {
-        self.samples_seen
     }
 }
 

@@ -4,8 +4,8 @@
 //! their machine without Optane memory).
 //!
 //! # Problem
-//! What is hot enough, how fast counts should fade and how much may move depends on the program and the machine.
-//! Fixed figures suit one of them.
+//! A threshold of heat, a rate at which counts fade and a limit of moves suit one program on one machine. They are wrong for
+//! others.
 //!
 //! # Approach
 //! Loads from both tiers are sampled. Each 500 ms a page's samples go into two moving averages, over 1 s and over 10 s,

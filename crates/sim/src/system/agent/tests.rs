@@ -2,13 +2,15 @@
 
 use demeter_policy::engine::ByHeat;
 use demeter_policy::engine::conformance::{EpochScript, Rig, Script, WORTH_MUCH, conforms};
-use demeter_policy::{BLOCK_SIZE, Distances, Tier, Tuning};
+use demeter_policy::{BLOCK_SIZE, Block, Distances, NodeId, Tier, Tuning};
 use proptest::prelude::*;
 
 use super::*;
+use crate::error::SimError;
 use crate::guest::Watermarks;
 use crate::guest::tests::Bench;
 use crate::machine::cost::PS_PER_NS;
+use crate::machine::sampler::Record;
 
 /// Pages of 256 KiB.
 const SCALE_BITS: u32 = 6;
