@@ -124,6 +124,11 @@ fn parts() -> Vec<Part> {
             &[],
         ),
         part(
+            "the latency of flushed lines, on a quiet machine",
+            ignored("--package demeter-guest --lib flushed_lines_take"),
+            &[],
+        ),
+        part(
             "a host with a guest, and tenants",
             ignored("--package demeter-lab --test vm"),
             &[Need::Emulator],

@@ -141,10 +141,20 @@ mod tests {
     }
 
     #[test]
-    fn this_thread_spends_what_it_spends() {
+    fn a_thread_is_charged_for_its_own_work_only() {
+        let spin = |time: Duration| {
+            let (before, began) = (of_this_thread(), monotonic_ns());
+            while of_this_thread() - before < time {
+                std::hint::spin_loop();
+            }
+            Duration::from_nanos(monotonic_ns() - began)
+        };
         let before = of_this_thread();
-        while of_this_thread() == before {
-            std::hint::spin_loop();
-        }
+        let other = std::thread::spawn(move || spin(Duration::from_millis(200)));
+        let took = other.join().unwrap();
+        // A CPU does no more work in a time than one thread's.
+        assert!(took >= Duration::from_millis(200), "{took:?}");
+        // Waiting costs next to nothing.
+        assert!(of_this_thread() - before < Duration::from_millis(100));
     }
 }

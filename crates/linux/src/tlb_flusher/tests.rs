@@ -61,6 +61,17 @@ impl Table {
     }
 }
 
+/// A flusher, or `None` with a message where there is none.
+fn flusher() -> Option<TlbFlusher> {
+    match TlbFlusher::new() {
+        Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+            eprintln!("skipped: {error}");
+            None
+        }
+        flusher => Some(flusher.unwrap()),
+    }
+}
+
 /// Ends the program, even if the test fails.
 struct EndOnDrop<'a>(&'a AtomicBool);
 
@@ -73,9 +84,8 @@ impl Drop for EndOnDrop<'_> {
 #[test]
 fn what_a_program_uses_is_found_accessed_after_a_flush() {
     let (table, is_over) = (Table::new(), AtomicBool::new(false));
-    let mut flusher = match TlbFlusher::new() {
-        Err(error) if error.kind() == io::ErrorKind::Unsupported => return,
-        flusher => flusher.unwrap(),
+    let Some(mut flusher) = flusher() else {
+        return;
     };
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -101,7 +111,7 @@ fn what_a_program_uses_is_found_accessed_after_a_flush() {
 
 #[test]
 fn no_helper_outlives_its_owner_or_holds_what_it_has_open() {
-    let Ok(flusher) = TlbFlusher::new() else {
+    let Some(flusher) = flusher() else {
         return;
     };
     let pids: Vec<_> = flusher.helpers.iter().map(|helper| helper.pid).collect();
@@ -129,7 +139,7 @@ fn an_order_arrives_as_it_was_given() {
 
 #[test]
 fn a_helper_that_somebody_has_stopped_is_given_up() {
-    let Ok(mut flusher) = TlbFlusher::new() else {
+    let Some(mut flusher) = flusher() else {
         return;
     };
     let first = flusher.helpers[0].pid;
