@@ -105,6 +105,25 @@ fn seeds_are_repeated_and_cases_are_run() {
 }
 
 #[test]
+fn a_sweep_prints_a_table_and_writes_csv_where_it_is_asked_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let csv = folder.path().join("runs.csv");
+    let sweep = Command::new(env!("CARGO_BIN_EXE_demeter"))
+        .arg("sweep")
+        .arg(scenario(folder.path()))
+        .args(["--set", "duration_s=4,5", "--system", "none", "--csv"])
+        .arg(&csv)
+        .output()
+        .unwrap();
+    let said = String::from_utf8(sweep.stdout).unwrap();
+    assert!(
+        sweep.status.success() && said.contains("\nduration s  system"),
+        "{said}"
+    );
+    assert_eq!(std::fs::read_to_string(csv).unwrap().lines().count(), 3);
+}
+
+#[test]
 fn ctrl_c_ends_a_long_run_and_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("result.json");

@@ -29,10 +29,10 @@ pub struct Args {
     /// Run each combination with N seeds, counted up from the scenario's
     #[arg(long, value_name = "N", default_value = "1")]
     seeds: NonZeroU32,
-    /// Write the table to this file instead of standard output
+    /// Also write a table of all runs as CSV
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
-    /// Also write the table as a Parquet file
+    /// Also write the table of all runs as a Parquet file
     #[arg(long, value_name = "FILE")]
     parquet: Option<PathBuf>,
     /// Also write a result file, for `demeter report`; with several seeds it has the median run
@@ -45,7 +45,7 @@ pub struct Args {
     work: Work,
 }
 
-/// Runs the grid and writes its table.
+/// Runs the grid, prints a table, and writes the requested files.
 pub fn sweep(args: &Args) -> Result<()> {
     let grid = Grid::load(&args.scenario, args.axes.clone())?;
     let sweep = Sweep::new(&grid, args.systems.clone(), args.seeds)?;
@@ -55,14 +55,12 @@ pub fn sweep(args: &Args) -> Result<()> {
     let results = run_jobs(&jobs, args.work.limits(&stop), &|event| {
         progress.show(event)
     })?;
-    if args.json.is_some() || args.html.is_some() {
-        let result = sweep.result(&results);
-        if let Some(path) = &args.json {
-            result.save(path)?;
-        }
-        if let Some(path) = &args.html {
-            write_file(path, demeter_report::html(&result).as_bytes())?;
-        }
+    let result = sweep.result(&results);
+    if let Some(path) = &args.json {
+        result.save(path)?;
+    }
+    if let Some(path) = &args.html {
+        write_file(path, demeter_report::html(&result).as_bytes())?;
     }
     let rows = jobs.iter().zip(results).map(|(job, result)| RunRow {
         settings: job.settings(),
@@ -73,9 +71,8 @@ pub fn sweep(args: &Args) -> Result<()> {
         let table = demeter_report::parquet(&rows).context("cannot make a Parquet file")?;
         write_file(path, &table)?;
     }
-    let table = demeter_report::csv(&rows);
-    match &args.csv {
-        Some(path) => Ok(write_file(path, table.as_bytes())?),
-        None => output::print(table),
+    if let Some(path) = &args.csv {
+        write_file(path, demeter_report::csv(&rows).as_bytes())?;
     }
+    output::print(demeter_report::table(&result))
 }

@@ -7,6 +7,7 @@ use demeter_outcome::{RunResult, SystemResult};
 use crate::shape;
 use crate::text::clean;
 use crate::text::grid::{Row, Table};
+use crate::text::number::short;
 use crate::text::summary::steady_of_oracle;
 
 /// Length of an epoch of the agent, seconds.
@@ -32,13 +33,22 @@ struct Figure {
     show: fn(f64) -> String,
 }
 
+/// Title of throughput or latency in its own unit.
+const STEADY: &str = "steady";
+
 /// The figures that must agree, and how closely.
-const FIGURES: [Figure; 4] = [
+const FIGURES: [Figure; 5] = [
     Figure {
         title: "steady, of oracle",
         of: steady_of_oracle,
         limit: Limit::Share(0.15),
         show: |share| format!("{share:.3}"),
+    },
+    Figure {
+        title: STEADY,
+        of: steady_without_oracle,
+        limit: Limit::Share(0.15),
+        show: short,
     },
     Figure {
         title: "t90, s",
@@ -59,6 +69,12 @@ const FIGURES: [Figure; 4] = [
         show: |bytes| format!("{:.0}", bytes / f64::from(1 << 20)),
     },
 ];
+
+/// Steady throughput or latency in its own unit, where there is no oracle to relate it to.
+fn steady_without_oracle(systems: &[SystemResult], system: &SystemResult) -> Option<f64> {
+    let has_oracle = systems.iter().any(|system| system.name == "oracle");
+    system.steady().filter(|_| !has_oracle)
+}
 
 /// Why two results cannot be compared.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -135,8 +151,12 @@ pub fn compare(first: &RunResult, second: &RunResult) -> Result<String, CompareE
         "agree",
     ];
     let all = rows.len();
+    let relation = match rows.iter().any(|row| row.cells[2] == STEADY) {
+        true => "in its own unit",
+        false => "relative to the oracle",
+    };
     Ok(format!(
-        "{}\n{agree} of {all} figures agree: steady throughput (or latency) relative to the oracle \
+        "{}\n{agree} of {all} figures agree: steady throughput (or latency) {relation} \
          within 15 %, t90\nwithin two epochs ({:.0} s), bytes moved within 30 %. A figure that only \
          one result has does not agree.\n{}",
         Table::plain(titles.map(String::from).to_vec(), 3, rows).text(),
@@ -328,6 +348,22 @@ mod tests {
         let (a, b) = (result("sim", 1.8, None, 0), result("lab", 1.8, None, 0));
         assert_eq!(verdicts(&a, &b), [true; 2]);
         assert_eq!(verdicts(&result("sim", 1.8, None, 5), &b), [true, false]);
+    }
+
+    #[test]
+    fn without_an_oracle_speeds_themselves_are_compared() {
+        let alone = |steady| {
+            let mut result = result("sim", steady, Some(4.0), 1);
+            result.systems.remove(0);
+            result
+        };
+        let said = compare(&alone(1.0), &alone(1.1)).unwrap();
+        assert!(
+            said.contains("steady") && !said.contains("of oracle"),
+            "{said}"
+        );
+        assert_eq!(verdicts(&alone(1.0), &alone(1.1)), [true; 3]);
+        assert_eq!(verdicts(&alone(1.0), &alone(2.0)), [false, true, true]);
     }
 
     #[test]
