@@ -45,7 +45,7 @@ impl Region {
         Self::map_as(bytes, Mapping::default())
     }
 
-    /// The same as `mapping` says.
+    /// Maps memory as `mapping` says.
     pub(crate) fn map_as(bytes: u64, mapping: Mapping) -> Result<Self, Error> {
         let too_large = || Error::Arguments(format!("{bytes} bytes cannot be mapped"));
         let bytes = usize::try_from(bytes).map_err(|_| too_large())?;
