@@ -338,6 +338,8 @@ fn first_thread(root: &Path, pid: Pid) -> (Policy, NodeSet) {
 pub(super) type LeftAlone = BTreeMap<Hold, ByteCount>;
 
 #[cfg(test)]
+mod cost;
+#[cfg(test)]
 mod live;
 #[cfg(test)]
 mod tests;
