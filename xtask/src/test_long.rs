@@ -139,6 +139,12 @@ fn parts() -> Vec<Part> {
             &[Need::Emulator],
         ),
         part(
+            "shared memory, and an hour of bound memory",
+            // An unoptimized agent spends its time for policies on reading a few.
+            ignored("--release --package demeter-lab --test contracts"),
+            &[Need::Emulator],
+        ),
+        part(
             "an agent under memory pressure",
             ignored("--package demeter-lab --test pressure"),
             &[Need::Emulator],

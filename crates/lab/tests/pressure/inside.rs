@@ -9,19 +9,13 @@ use std::os::fd::AsRawFd;
 use std::panic::catch_unwind;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::ptr;
 use std::time::Duration;
 
-use demeter_guest::agent::{Agent, Effects};
-use demeter_guest::config::Config;
-use demeter_guest::latency::LoadProbe;
 use demeter_guest::nodes::{NodeMemory, Topology};
-use demeter_guest::pages::LivePages;
 use demeter_guest::status::StatusCell;
-use demeter_guest::targets::TargetFinder;
-use demeter_policy::{BLOCK_SIZE, MIB, NodeId, PAGE_SIZE, Pid};
+use demeter_policy::{BLOCK_SIZE, MIB, PAGE_SIZE, Pid};
 
-use super::in_vm::{HotMemory, mount_all, prefer, touch};
+use super::in_vm::{HotMemory, agent, map, mount_all, prefer, touch};
 
 /// The module of a block device in memory, and its device.
 pub const DISK: &str = "/brd.ko";
@@ -207,20 +201,9 @@ fn counts() -> BTreeMap<String, u64> {
 
 /// Manages a program's memory for a while. Fails if most of its hot memory did not become fast.
 fn manage(pid: Pid, hot: Range<u64>) {
-    let config = Config {
-        pids: vec![pid.0],
-        ..Config::default()
-    };
-    let effects = Effects {
-        finder: TargetFinder::new(Path::new("/"), config.targets().unwrap()),
-        tracker: Box::new(HotMemory(vec![(pid, hot)])),
-        pages: Box::new(LivePages::default()),
-        measured_ns: [(NodeId(0), 100), (NodeId(1), 1 << 20)].into(),
-        load: LoadProbe::default(),
-        cpus: 1 << 20,
-    };
     let status = StatusCell::default();
-    let mut agent = Agent::new("/".into(), config, effects, status.clone()).unwrap();
+    let tracker = HotMemory::of(vec![(pid, hot)]);
+    let mut agent = agent(&[pid], tracker, 0..2, |node| node == 1, &status);
     for _ in 0..EPOCHS {
         agent.step().unwrap();
     }
@@ -246,15 +229,7 @@ fn use_memory(bytes: u64) -> ! {
     // The memory is its cgroup's.
     let mut go = String::new();
     io::stdin().read_line(&mut go).unwrap();
-    let (protection, flags) = (
-        libc::PROT_READ | libc::PROT_WRITE,
-        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-    );
-    let len = (bytes + BLOCK_SIZE) as usize;
-    // SAFETY: a new mapping at an address that the kernel chooses.
-    let start = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, -1, 0) };
-    assert_ne!(start, libc::MAP_FAILED);
-    let start = (start as u64).next_multiple_of(BLOCK_SIZE);
+    let start = map(bytes, libc::MAP_PRIVATE);
     let hot = start + bytes - HOT;
     touch(start, bytes - HOT);
     let is_slow = std::env::var("SLOW_END").is_ok_and(|it| !it.is_empty());

@@ -6,18 +6,13 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::panic::catch_unwind;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::ptr;
 
-use demeter_guest::agent::{Agent, Effects};
-use demeter_guest::config::Config;
-use demeter_guest::latency::LoadProbe;
 use demeter_guest::nodes::Topology;
-use demeter_guest::pages::{LivePages, PageState, Pages};
 use demeter_guest::status::StatusCell;
-use demeter_guest::targets::TargetFinder;
-use demeter_policy::{BLOCK_SIZE, GuestVirtAddr, MIB, NodeId, PAGE_SIZE, Pid};
+use demeter_policy::{MIB, PAGE_SIZE, Pid};
 
-use super::in_vm::{HotMemory, mount_all, prefer, touch};
+use super::in_vm::{self, HotMemory, map, mount_all, prefer, touch};
+use super::places::lies;
 use super::{SHAPES, Shape, verdict};
 
 /// The first argument of a child that uses memory.
@@ -107,25 +102,12 @@ fn manage(shape: &Shape, programs: &[Program]) {
     println!("{}: {order:?}", shape.name);
     assert_eq!(order.tiers.to_string(), shape.tiers);
     assert_eq!(order.contradictions, []);
-    let pids = programs.iter().map(|program| program.pid.0).collect();
-    let measured_ns = |(id, node): (u32, &super::Node)| {
-        let is_dram = node.cpu.is_some();
-        (NodeId(id), if is_dram { 100 } else { 1 << 20 })
-    };
-    let config = Config {
-        pids,
-        ..Config::default()
-    };
-    let effects = Effects {
-        finder: TargetFinder::new(Path::new("/"), config.targets().unwrap()),
-        tracker: Box::new(HotMemory(programs.iter().map(Program::hot).collect())),
-        pages: Box::new(LivePages::default()),
-        measured_ns: (0..).zip(shape.nodes).map(measured_ns).collect(),
-        load: LoadProbe::default(),
-        cpus: 1 << 20,
-    };
+    let pids: Vec<Pid> = programs.iter().map(|program| program.pid).collect();
     let status = StatusCell::default();
-    let mut agent = Agent::new("/".into(), config, effects, status.clone()).unwrap();
+    let tracker = HotMemory::of(programs.iter().map(Program::hot).collect());
+    let nodes = 0..shape.nodes.len() as u32;
+    let is_slow = |node: u32| shape.nodes[node as usize].cpu.is_none();
+    let mut agent = in_vm::agent(&pids, tracker, nodes, is_slow, &status);
     for epoch in 0..EPOCHS {
         agent.step().unwrap();
         if epoch % 10 == 9 {
@@ -213,21 +195,7 @@ impl Program {
     /// Pages of its hot memory on each node.
     fn lies(&self) -> BTreeMap<u32, u64> {
         let (pid, hot) = self.hot();
-        let mut lies = BTreeMap::new();
-        for part in hot.step_by(BLOCK_SIZE as usize) {
-            let pages = (part..part + BLOCK_SIZE).step_by(PAGE_SIZE as usize);
-            let pages: Vec<_> = pages.map(GuestVirtAddr).collect();
-            let mut states = vec![];
-            LivePages::default()
-                .locate(pid, &pages, &mut states)
-                .unwrap();
-            for state in states {
-                if let PageState::On(node) = state {
-                    *lies.entry(node.0).or_insert(0) += 1;
-                }
-            }
-        }
-        lies
+        lies(pid, hot)
     }
 }
 
@@ -238,15 +206,7 @@ pub fn use_memory(wish: &Wish) -> ! {
     // SAFETY: the kernel reads the mask, which has that length.
     let failed = unsafe { libc::sched_setaffinity(0, cpus.len(), cpus.as_ptr().cast()) };
     assert_eq!(failed, 0, "{}", io::Error::last_os_error());
-    let (protection, flags) = (
-        libc::PROT_READ | libc::PROT_WRITE,
-        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-    );
-    let len = (BYTES + BLOCK_SIZE) as usize;
-    // SAFETY: a new mapping at an address that the kernel chooses.
-    let start = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, -1, 0) };
-    assert_ne!(start, libc::MAP_FAILED);
-    let start = (start as u64).next_multiple_of(BLOCK_SIZE);
+    let start = map(BYTES, libc::MAP_PRIVATE);
     prefer(Some(wish.node));
     touch(start, BYTES);
     prefer(None);

@@ -6,6 +6,8 @@ mod console;
 #[path = "../in_vm/mod.rs"]
 mod in_vm;
 mod inside;
+#[path = "../in_vm/places.rs"]
+mod places;
 
 use std::process::ExitCode;
 use std::time::Duration;
