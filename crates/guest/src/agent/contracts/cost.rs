@@ -1,7 +1,6 @@
 //! Measures the CPU time that the policies of a real process take to find, with 10,000 mappings in 64 GiB of addresses.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Command, Stdio};
+use std::io::{Read, Write};
 
 use demeter_linux::cpu;
 use demeter_linux::maps::read_movable;
@@ -9,6 +8,7 @@ use demeter_policy::NodeId;
 
 use super::super::Clock;
 use super::super::clock::Times;
+use super::live::start_child;
 use super::*;
 
 /// Marks the child process.
@@ -58,15 +58,7 @@ fn policies_of_many_mappings_take_little_time_to_find() {
         return map_and_wait();
     }
     let name = "agent::contracts::cost::policies_of_many_mappings_take_little_time_to_find";
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", name, "--nocapture"])
-        .env(CHILD, "1")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let said = BufReader::new(child.stdout.take().unwrap());
-    let mut said = said.lines().map_while(Result::ok);
+    let (mut child, mut said) = start_child(name, CHILD);
     assert!(said.any(|line| line == "mapped"));
     let (pid, root) = (Pid(child.id()), Path::new("/"));
     let rules = Rules {

@@ -5,7 +5,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::symlink;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use demeter_policy::{BLOCK_SIZE, Block, GuestVirtAddr, MIB, PAGE_SIZE, Pid, Sample};
@@ -23,6 +23,19 @@ const CHILD: &str = "DEMETER_TEST_BIND";
 const BOUND: u64 = 80 * MIB;
 const LATER: u64 = 16 * MIB;
 const PLAIN: u64 = 60 * MIB;
+
+/// Starts the test `name` in a child process, marked by a variable. Returns the child, and the lines that it says.
+pub(super) fn start_child(name: &str, mark: &str) -> (Child, impl Iterator<Item = String> + use<>) {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name, "--nocapture"])
+        .env(mark, "1")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let said = BufReader::new(child.stdout.take().unwrap());
+    (child, said.lines().map_while(Result::ok))
+}
 
 /// Maps resident memory at a block's border.
 fn mapped(bytes: u64) -> u64 {
@@ -85,16 +98,7 @@ fn bound_memory_of_a_real_process_stays() {
         return bind_and_wait();
     }
     let name = "agent::contracts::live::bound_memory_of_a_real_process_stays";
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", name, "--nocapture"])
-        .env(CHILD, "1")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut said = BufReader::new(child.stdout.take().unwrap())
-        .lines()
-        .map_while(Result::ok);
+    let (mut child, mut said) = start_child(name, CHILD);
     let mut say = child.stdin.take().unwrap();
     let places = said
         .find_map(|line| line.strip_prefix("mapped ").map(str::to_string))
