@@ -11,7 +11,7 @@ use demeter_guest::nodes::NodeMemory;
 use demeter_policy::{BLOCK_SIZE, NodeId};
 
 use super::in_vm::{map, mount_all, prefer, touch};
-use super::{CASES, Case, hugetlb, shared, soak, verdict};
+use super::{CASES, Case, hugetlb, verdict};
 
 /// First arguments of children: the program of a test, and the agent.
 const USE: &str = "use-memory";
@@ -26,7 +26,7 @@ pub fn first_process() -> ! {
         fs::create_dir(hugetlb::FOLDER).unwrap();
         mount_all(&[("hugetlbfs", hugetlb::FOLDER)]).unwrap();
         let case = this_case();
-        (case.roles[0])();
+        (case.watch)();
         println!("{}", verdict(case));
     });
     if passed.is_err() {
@@ -40,13 +40,9 @@ pub fn first_process() -> ! {
 /// Does the task of a child, if this process is one.
 pub fn be_a_child() {
     match std::env::args().nth(1).as_deref() {
-        Some(USE) => match this_case().name {
-            "hugetlb" => hugetlb::use_memory(),
-            "shared" => shared::use_memory(),
-            _ => soak::use_memory(),
-        },
+        Some(USE) => (this_case().use_memory)(),
         Some(AGENT) => {
-            (this_case().roles[1])();
+            (this_case().manage)();
             std::process::exit(0);
         }
         _ => {}

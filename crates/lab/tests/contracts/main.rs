@@ -5,6 +5,8 @@
 
 #[path = "../console/mod.rs"]
 mod console;
+#[path = "../console/fast_and_slow.rs"]
+mod fast_and_slow;
 mod hugetlb;
 #[path = "../in_vm/mod.rs"]
 mod in_vm;
@@ -18,6 +20,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use demeter_lab::Lab;
+use fast_and_slow::FAST_AND_SLOW;
 
 /// How long a VM may take on a slow machine, beyond the soak.
 const LIMIT: Duration = Duration::from_secs(600);
@@ -26,21 +29,16 @@ const LIMIT: Duration = Duration::from_secs(600);
 const SOAK_S: u64 = 3600;
 const SOAK_VARIABLE: &str = "DEMETER_SOAK_S";
 
-/// The emulator's options: a fast node with both CPUs, and a slow one.
-const OPTIONS: &str = "-machine pc,hmat=on -smp 2 -m 832M \
-    -object memory-backend-memfd,id=m0,size=384M,share=on -object memory-backend-memfd,id=m1,size=448M,share=on \
-    -numa node,nodeid=0,cpus=0-1,memdev=m0 -numa node,nodeid=1,memdev=m1,initiator=0 \
-    -numa hmat-lb,initiator=0,target=0,hierarchy=memory,data-type=access-latency,latency=80 \
-    -numa hmat-lb,initiator=0,target=0,hierarchy=memory,data-type=access-bandwidth,bandwidth=100G \
-    -numa hmat-lb,initiator=0,target=1,hierarchy=memory,data-type=access-latency,latency=250 \
-    -numa hmat-lb,initiator=0,target=1,hierarchy=memory,data-type=access-bandwidth,bandwidth=20G";
-
 /// A test: a VM of its own.
 pub struct Case {
     /// Its name.
     pub name: &'static str,
-    /// The first process's part, and the agent's.
-    pub roles: [fn(); 2],
+    /// The first process's part.
+    pub watch: fn(),
+    /// The program's part.
+    pub use_memory: fn() -> !,
+    /// The agent's part.
+    pub manage: fn(),
     /// Whether it runs on demand only.
     pub is_long: bool,
 }
@@ -49,17 +47,23 @@ pub struct Case {
 pub const CASES: [Case; 3] = [
     Case {
         name: "hugetlb",
-        roles: [hugetlb::watch, hugetlb::manage],
+        watch: hugetlb::watch,
+        use_memory: hugetlb::use_memory,
+        manage: hugetlb::manage,
         is_long: false,
     },
     Case {
         name: "shared",
-        roles: [shared::watch, shared::manage],
+        watch: shared::watch,
+        use_memory: shared::use_memory,
+        manage: shared::manage,
         is_long: true,
     },
     Case {
         name: "soak",
-        roles: [soak::watch, soak::manage],
+        watch: soak::watch,
+        use_memory: soak::use_memory,
+        manage: soak::manage,
         is_long: true,
     },
 ];
@@ -107,7 +111,7 @@ pub fn verdict(case: &Case) -> String {
 /// Boots the VM of a test and returns the output of its console.
 fn boot(case: &Case) -> String {
     let lab = Lab::from_env().unwrap();
-    let options: Vec<String> = OPTIONS.split_whitespace().map(Into::into).collect();
+    let options: Vec<String> = FAST_AND_SLOW.split_whitespace().map(Into::into).collect();
     let soak_s = std::env::var(SOAK_VARIABLE).map_or(SOAK_S, |text| text.parse().unwrap());
     let append = format!("case={} {SOAK_VARIABLE}={soak_s}", case.name);
     let limit = match case.is_long {

@@ -4,6 +4,8 @@
 
 #[path = "../console/mod.rs"]
 mod console;
+#[path = "../console/fast_and_slow.rs"]
+mod fast_and_slow;
 #[path = "../in_vm/mod.rs"]
 mod in_vm;
 mod inside;
@@ -12,21 +14,13 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use demeter_lab::Lab;
+use fast_and_slow::FAST_AND_SLOW;
 
 /// The VM's output when all checks pass.
 const VERDICT: &str = "pressure: everything holds";
 
 /// How long the VM may take on a slow machine.
 const LIMIT: Duration = Duration::from_secs(1200);
-
-/// The emulator's options: a fast node with both CPUs, and a slow one.
-const OPTIONS: &str = "-machine pc,hmat=on -smp 2 -m 832M \
-    -object memory-backend-memfd,id=m0,size=384M,share=on -object memory-backend-memfd,id=m1,size=448M,share=on \
-    -numa node,nodeid=0,cpus=0-1,memdev=m0 -numa node,nodeid=1,memdev=m1,initiator=0 \
-    -numa hmat-lb,initiator=0,target=0,hierarchy=memory,data-type=access-latency,latency=80 \
-    -numa hmat-lb,initiator=0,target=0,hierarchy=memory,data-type=access-bandwidth,bandwidth=100G \
-    -numa hmat-lb,initiator=0,target=1,hierarchy=memory,data-type=access-latency,latency=250 \
-    -numa hmat-lb,initiator=0,target=1,hierarchy=memory,data-type=access-bandwidth,bandwidth=20G";
 
 fn main() -> ExitCode {
     if std::process::id() == 1 {
@@ -62,7 +56,7 @@ fn boot() -> String {
     let lab = Lab::from_env().unwrap();
     let modules = lab.stock_modules(["drivers/block/brd"]);
     let [disk] = modules.unwrap_or_else(|e| panic!("{e}"));
-    let options: Vec<String> = OPTIONS.split_whitespace().map(Into::into).collect();
+    let options: Vec<String> = FAST_AND_SLOW.split_whitespace().map(Into::into).collect();
     let files = [(inside::DISK.trim_start_matches('/'), disk.as_path())];
     console::boot(&lab, &options, &files, "", LIMIT)
 }
