@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use demeter_policy::{ByteCount, NodeId, PAGE_SIZE, Socket};
+use demeter_policy::{BLOCK_SIZE, ByteCount, NodeId, PAGE_SIZE, Socket};
 
 pub use order::{Contradiction, DecidedBy, LeftAlone, TierOrder};
 pub use tiers::{NODES_MAX, Pair, TIERS_MAX, Tiers, TiersError};
@@ -227,6 +227,10 @@ impl NodeUsage {
     }
 }
 
+/// Free memory that the kernel needs beyond a watermark to make one huge page out of small ones (`compact_gap` in
+/// `mm/compaction.h`, Linux 6.12). With less it reclaims memory instead.
+pub(crate) const FOR_COMPACTION: u64 = 2 * BLOCK_SIZE;
+
 /// A node's free memory and watermarks.
 ///
 /// Both watermarks include, for each zone, its reserve for other kinds of allocation (`lowmem_reserve_ratio`), up to
@@ -241,6 +245,8 @@ pub struct NodeMemory {
     pub low_watermark: ByteCount,
     /// The level up to which kswapd reclaims.
     pub high_watermark: ByteCount,
+    /// Cached files that were not accessed lately: kswapd reclaims them first, without swapping.
+    pub inactive_file: ByteCount,
     /// Online memory; a balloon does not reduce it.
     pub present: ByteCount,
 }
@@ -261,6 +267,31 @@ impl NodeMemory {
         ByteCount(self.free.0.saturating_sub(self.high_watermark.0))
     }
 
+    /// Free memory that moves may use without making the kernel swap.
+    ///
+    /// Below the low watermark kswapd wakes, and reclaims up to the high one. A node that is full of cached files stands
+    /// between the two for ever, and loses a few of these files. Where there are none, kswapd would swap: moves keep to the
+    /// high watermark. A huge page is looked for among free ones, then made by compaction, and then by reclaim. The kernel
+    /// leaves out the last step where free memory is above the high watermark by what compaction needs (`compaction_ready`
+    /// in `mm/vmscan.c`).
+    ///
+    /// A huge page that a move has freed waits on a per-CPU list. The kernel allocates from this list only while the node
+    /// has another free huge page (`__zone_watermark_ok` and `rmqueue` in `mm/page_alloc.c`). One such page is counted as
+    /// free: else, in full fast memory, an exchange would demote a block and then find no room to promote. The length of
+    /// the list is unknown, since small pages wait on it, too. In the lab (Linux 6.12) demoting a huge page left the node's
+    /// free memory unchanged; that the list causes this is inferred.
+    pub fn for_moves(&self) -> ByteCount {
+        let (low, high) = (self.low_watermark.0, self.high_watermark.0);
+        let watermark = match self.inactive_file.0 >= high.saturating_sub(low) {
+            true => low,
+            false => high,
+        };
+        let kept = watermark.saturating_add(FOR_COMPACTION);
+        let usable = self.free.0.saturating_sub(kept);
+        let is_on_a_list = usable >= BLOCK_SIZE && self.held_by_cpus.0 >= BLOCK_SIZE;
+        ByteCount(usable + if is_on_a_list { BLOCK_SIZE } else { 0 })
+    }
+
     /// Parses the file's text; `None` if it lists no zone of the node.
     pub fn parse(zoneinfo: &str, node: NodeId) -> Option<Self> {
         let bytes = |pages: u64| pages.saturating_mul(PAGE_SIZE);
@@ -272,6 +303,7 @@ impl NodeMemory {
                 held_by_cpus: plus(sum.held_by_cpus, bytes(zone.held_by_cpus)),
                 low_watermark: plus(sum.low_watermark, kept(zone.low)),
                 high_watermark: plus(sum.high_watermark, kept(zone.high)),
+                inactive_file: plus(sum.inactive_file, bytes(zone.inactive_file)),
                 present: plus(sum.present, bytes(zone.present)),
             }
         };

@@ -18,8 +18,8 @@ const FAST: NodeId = NodeId(0);
 const SLOW: NodeId = NodeId(1);
 const BASE: u64 = 1 << 40;
 
-/// The low watermark in the simulated zoneinfo.
-const KEPT: u64 = 10 * PAGE_SIZE;
+/// The high watermark in the simulated zoneinfo.
+const KEPT: u64 = 20 * PAGE_SIZE;
 
 pub(super) fn node(root: &Path, id: u32, mib: u64, tier: u32) {
     let dir = root.join(format!("sys/devices/system/node/node{id}"));

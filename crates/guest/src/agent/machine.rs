@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use demeter_policy::engine::{Direction, NodeFacts};
 use demeter_policy::{
-    BLOCK_SIZE, Block, ByLevel, ByteCount, Level, NodeId, Pid, Placer, Relocation, Rooms, Socket,
-    room_of_one, rooms_by_socket,
+    Block, ByLevel, ByteCount, Level, NodeId, Pid, Placer, Relocation, Rooms, Socket, room_of_one,
+    rooms_by_socket,
 };
 
 use crate::config::Config;
@@ -189,8 +189,7 @@ impl Machine {
                 && !self.draining.contains_key(&node)
             {
                 // Summed by node: one node's reserve cannot be used on another.
-                let usable = facts(memory).usable();
-                let room = room_of_one(usable, self.tiers().at(level).len());
+                let room = room_of_one(memory.for_moves(), self.tiers().at(level).len());
                 sum.get_mut(level).free.0 += room.0;
             }
         }
@@ -294,7 +293,7 @@ impl Machine {
                 // Pages that a demotion has freed may wait on a CPU's list.
                 let vacated = self.vacated.get(&node).copied().unwrap_or_default();
                 let on_lists = vacated.0.min(memory.held_by_cpus.0);
-                let room = facts(memory).usable().0.saturating_add(on_lists);
+                let room = memory.for_moves().0.saturating_add(on_lists);
                 (node, ByteCount(room))
             })
             .collect()
@@ -304,51 +303,4 @@ impl Machine {
 fn placer(tiers: &Tiers, topology: &Topology) -> Placer {
     let tiers = tiers.iter().map(<[NodeId]>::to_vec).collect();
     Placer::new(tiers, topology.distances())
-}
-
-/// Free memory of a node above its low watermark.
-///
-/// A node that programs have filled stands at its low watermark. If moves kept to the high watermark, they would leave
-/// fast memory unused that programs had.
-///
-/// A huge page that a move has freed waits on a per-CPU list. The kernel allocates from this list only while the node
-/// has another free huge page (`__zone_watermark_ok` and `rmqueue` in `mm/page_alloc.c`). One such page is counted as
-/// free: else, in full fast memory, an exchange would demote a block and then find no room to promote. The length of
-/// the list is unknown, since small pages wait on it, too. In the lab (Linux 6.12) demoting a huge page left the node's
-/// free memory unchanged; that the list causes this is inferred.
-fn facts(node: NodeMemory) -> NodeFacts {
-    let mut facts = NodeFacts {
-        free: node.free,
-        kept: node.low_watermark,
-        latency_ns: None,
-    };
-    if facts.usable().0 >= BLOCK_SIZE && node.held_by_cpus.0 >= BLOCK_SIZE {
-        facts.free.0 += BLOCK_SIZE;
-    }
-    facts
-}
-
-#[cfg(test)]
-mod tests {
-    use demeter_policy::MIB;
-
-    use super::*;
-
-    #[test]
-    fn a_huge_page_on_a_cpus_list_is_free_while_another_one_is() {
-        let usable = |free: u64, held_by_cpus: u64| {
-            let node = NodeMemory {
-                free: ByteCount(16 * MIB + free),
-                held_by_cpus: ByteCount(held_by_cpus),
-                low_watermark: ByteCount(16 * MIB),
-                high_watermark: ByteCount(20 * MIB),
-                present: ByteCount(100 * MIB),
-            };
-            facts(node).usable().0
-        };
-        assert_eq!(usable(3 * MIB, 5 * MIB), 5 * MIB, "one of them");
-        assert_eq!(usable(3 * MIB, MIB), 3 * MIB);
-        assert_eq!(usable(MIB, 5 * MIB), MIB, "out of reach");
-        assert_eq!(usable(0, 5 * MIB), 0);
-    }
 }

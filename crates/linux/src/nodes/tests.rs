@@ -1,5 +1,6 @@
 use std::fs;
 
+use demeter_policy::MIB;
 use proptest::prelude::*;
 use tempfile::TempDir;
 
@@ -379,4 +380,48 @@ proptest! {
             prop_assert_eq!(memory.free.0 % PAGE_SIZE == 0 || memory.free.0 == u64::MAX, true);
         }
     }
+}
+
+/// A node with so much memory free above its high watermark.
+fn node(free: u64, held_by_cpus: u64) -> NodeMemory {
+    NodeMemory {
+        free: ByteCount(20 * MIB + free),
+        held_by_cpus: ByteCount(held_by_cpus),
+        low_watermark: ByteCount(16 * MIB),
+        high_watermark: ByteCount(20 * MIB),
+        inactive_file: ByteCount(0),
+        present: ByteCount(100 * MIB),
+    }
+}
+
+#[test]
+fn a_huge_page_on_a_cpus_list_is_free_while_another_one_is() {
+    let usable = |free: u64, on_lists| node(4 * MIB + free, on_lists).for_moves().0;
+    assert_eq!(usable(3 * MIB, 5 * MIB), 5 * MIB, "one of them");
+    assert_eq!(usable(3 * MIB, MIB), 3 * MIB);
+    assert_eq!(usable(MIB, 5 * MIB), MIB, "out of reach");
+    assert_eq!(usable(0, 5 * MIB), 0);
+}
+
+#[test]
+fn moves_leave_what_the_kernel_keeps_and_room_for_compaction() {
+    let usable_mib = |free: u64, files: u64| {
+        let node = NodeMemory {
+            inactive_file: ByteCount(files * MIB),
+            ..node(free * MIB, 0)
+        };
+        node.for_moves().0 / MIB
+    };
+    assert_eq!([3, 4, 5].map(|free| usable_mib(free, 3)), [0, 0, 1]);
+    assert_eq!(
+        [0, 1, 5].map(|free| usable_mib(free, 4)),
+        [0, 1, 5],
+        "files"
+    );
+    let kept = ByteCount(u64::MAX);
+    let odd = NodeMemory {
+        low_watermark: kept,
+        ..node(0, 0)
+    };
+    assert_eq!(odd.for_moves().0, 0);
 }

@@ -23,6 +23,8 @@ pub struct Zone {
     pub managed: u64,
     /// Its largest reserve for other kinds of allocation (`protection`).
     pub reserve: u64,
+    /// Cached file pages that were not accessed lately. The kernel counts them for the whole node, with its first zone.
+    pub inactive_file: u64,
 }
 
 impl Zone {
@@ -53,6 +55,7 @@ impl Zone {
             Some("high") => self.high = number(words.next()),
             Some("spanned") => self.spanned = number(words.next()),
             Some("present") => self.present = number(words.next()),
+            Some("nr_inactive_file") => self.inactive_file = number(words.next()),
             Some("managed") => self.managed = number(words.next()),
             Some("start_pfn:") => self.first = number(words.next()),
             Some("count:") => {

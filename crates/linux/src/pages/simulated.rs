@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use demeter_policy::{BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, NodeId, PAGE_SIZE, Pid};
 
 use super::{Errno, PageState, Pages, PagesError};
+use crate::nodes::FOR_COMPACTION;
 
 /// A machine with nodes of limited size.
 #[derive(Debug, Default)]
@@ -199,7 +200,7 @@ impl SharedPages {
         self.pages.lock().unwrap()
     }
 
-    /// Writes the nodes' present free memory.
+    /// Writes the nodes' present free memory. All have some more for compaction, which nobody gets.
     pub fn write_zoneinfo(&self) {
         let Some(root) = &self.root else { return };
         let kernel = self.lock();
@@ -208,7 +209,7 @@ impl SharedPages {
             format!(
                 "Node {node}, zone   Normal\n  pages free     {}\n        low      10\n        \
                  high     20\n        present  {present}\n        managed  99999\n",
-                free / PAGE_SIZE
+                (free + FOR_COMPACTION) / PAGE_SIZE
             )
         };
         let zones: String = kernel.free.iter().map(zone).collect();
