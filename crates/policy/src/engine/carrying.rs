@@ -44,6 +44,9 @@ impl<S: Strategy> Engine<S> {
             }
         }
         if !self.paused {
+            if !self.strategy.knows_prices() {
+                self.trial = plans.clone();
+            }
             for (level, plan) in plans.0 {
                 self.moves.add(level, plan);
             }
@@ -56,6 +59,7 @@ impl<S: Strategy> Engine<S> {
         self.paused = paused;
         if paused {
             self.moves.give_up();
+            self.trial = Plans::default();
             if matches!(self.state, State::Room | State::Reclaim) {
                 self.proceed();
             }
@@ -91,11 +95,17 @@ impl<S: Strategy> Engine<S> {
         self.wanted.truncate(WANTED_MAX);
     }
 
-    /// Continues with the moves, or goes to sleep.
+    /// Continues with the moves, plans again after a trial, or goes to sleep.
     pub(super) fn proceed(&mut self) {
         self.moves.end_batch();
         self.state = if self.moves.is_done() {
-            State::Asleep
+            match !self.trial.is_empty() && self.strategy.knows_prices() {
+                true => State::Plan,
+                false => {
+                    self.trial = Plans::default();
+                    State::Asleep
+                }
+            }
         } else if self.moves.wants_room() {
             State::Room
         } else if self.moves.collapse(self.strategy.batch_blocks()) {
@@ -168,6 +178,7 @@ impl<S: Strategy> Engine<S> {
         if direction == Direction::Promotion && moved * 2 < tried.0 {
             // More promotions would only cost time.
             self.moves.give_up_promotions();
+            self.trial = Plans::default();
         }
         self.proceed();
         Ok(())

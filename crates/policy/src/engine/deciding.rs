@@ -298,14 +298,15 @@ impl<S: Strategy> Engine<S> {
         self.carry_out(plans);
     }
 
-    /// Makes plans for all boundaries, the fastest first.
+    /// Makes plans for all boundaries, the fastest first. Blocks of a trial in this epoch are not tried again.
     pub(super) fn draft(&mut self, usable: &ByLevel<ByteCount>) -> Plans {
         let heats: Vec<(Pid, &S::Classifier)> = (self.processes.iter())
             .map(|(&pid, p)| (pid, &p.classifier))
             .collect();
         let nobody = BTreeMap::new();
         let mut usable = *usable;
-        let mut plans = vec![];
+        let mut plans = std::mem::take(&mut self.trial).0;
+        let tried = plans.len();
         for level in self.config.slowest.faster() {
             let situation = Situation {
                 ranking: &self.ranking,
@@ -337,6 +338,6 @@ impl<S: Strategy> Engine<S> {
             }
             plans.push((level, plan));
         }
-        Plans(plans)
+        Plans(plans.split_off(tried))
     }
 }

@@ -24,6 +24,8 @@
 //! Reading free memory costs time, too. While nothing is to move, the plan is made with a reading of some epochs ago.
 //! Only if it is not empty, it is made again with a new reading. After moves it is made once, with a new reading.
 //!
+//! A first plan moves a few blocks to learn what moves cost. A second one in the same epoch then uses the same evidence.
+//!
 //! Every block is looked up again in turn, a few per epoch, and hot ones more often, because others move memory, too.
 //! If less than half of a batch of promotions moves, fast memory has less room than it seemed to have, and the rest is
 //! dropped. Unmovable blocks are retried later, see [`ResidencyMap`]. Collapses come last; each block is tried once.
@@ -50,6 +52,7 @@ mod strategy;
 
 use std::collections::BTreeMap;
 
+use carrying::Plans;
 use facts::{bounded, usable};
 use moves::{Moves, Next};
 use process::Process;
@@ -150,6 +153,8 @@ pub struct Engine<S: Strategy = ByHeat> {
     look_ups: Vec<(Pid, Vec<Block>)>,
     rechecks: Rechecks,
     moves: Moves,
+    /// This epoch's plan if it was to show what moves cost. Another one follows in the same epoch.
+    trial: Plans,
     state: State,
     epoch: u32,
     refresh_at: u32,
@@ -194,6 +199,7 @@ impl<S: Strategy> Engine<S> {
             look_ups: vec![],
             rechecks: Rechecks::default(),
             moves: Moves::default(),
+            trial: Plans::default(),
             state: State::Refresh,
             epoch: 0,
             refresh_at: 0,

@@ -213,6 +213,11 @@ pub trait Strategy {
         let _ = (classifier, block, way, below);
     }
 
+    /// Whether it knows what moves cost, or does not ask. Until then its plans are trials.
+    fn knows_prices(&self) -> bool {
+        true
+    }
+
     /// Maximum number of blocks in one batch.
     fn batch_blocks(&self) -> usize {
         BATCH_BLOCKS
@@ -301,6 +306,10 @@ impl Strategy for ByHeat {
 
     fn crossed(&mut self, heat: &Heat, block: Block, way: (Level, Direction), below: &Spread) {
         self.0.crossed(heat, block, way, below);
+    }
+
+    fn knows_prices(&self) -> bool {
+        self.0.knows_prices()
     }
 
     fn batch_blocks(&self) -> usize {

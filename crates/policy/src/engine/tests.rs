@@ -77,6 +77,27 @@ fn the_hot_set_comes_into_fast_memory_and_then_nothing_moves() {
 }
 
 #[test]
+fn what_a_trial_tells_about_cost_is_used_in_the_same_epoch() {
+    let script = hot_set(100, 300, 350..400, 20);
+    let mut plain = Plain::new(&script, BASE);
+    let by_epoch = script.epochs.iter().map(|epoch| {
+        let asked = plain.epoch(epoch);
+        let is_move = |a: &&String| a.starts_with("Move");
+        (
+            asked.iter().filter(is_move).count(),
+            in_fast(&plain, 350..400),
+        )
+    });
+    let first = by_epoch.into_iter().find(|(moves, _)| *moves > 0);
+    // Two blocks one by one, then all others in batches.
+    let (moves, fast) = first.unwrap();
+    assert!(
+        moves > 2 && fast == 50,
+        "{fast} of 50 blocks, {moves} calls"
+    );
+}
+
+#[test]
 fn an_agent_is_calm_until_moved_memory_earns_less_than_before() {
     let script = hot_set(100, 300, 350..400, 60);
     let mut plain = hardware(&script);

@@ -67,7 +67,8 @@ const TOKENS_S: f64 = 0.25;
 /// Income counts as steady that was there lately, and in each of the windows of four and sixteen seconds.
 const STEADY_WINDOWS: usize = 3;
 
-/// Blocks that a plan moves each way while nobody knows what that costs. Two such plans make a price, as the first call is slow.
+/// Blocks that a plan moves each way, one by one, while nobody knows what that costs. The second one makes a price: the first
+/// call is slow.
 const FIRST_BLOCKS: usize = 2;
 
 /// One call that moves pages holds a program no longer than this, seconds.
@@ -340,7 +341,7 @@ impl Rule {
     }
 
     /// Whether it has been measured what moves cost.
-    fn knows_prices(&self) -> bool {
+    pub(crate) fn knows_prices(&self) -> bool {
         self.promotion.is_known() || self.demotion.is_known()
     }
 
@@ -363,7 +364,7 @@ impl Rule {
     /// The most blocks that one batch shall move, of which each thread moves no more than `most`.
     pub fn batch_blocks(&self, most: usize) -> usize {
         if !self.knows_prices() {
-            return FIRST_BLOCKS;
+            return 1;
         }
         let dearer_s = self
             .promotion_s(BLOCK_SIZE)

@@ -118,7 +118,7 @@ impl<S: Strategy> SimulatedAgent<S> {
         }
     }
 
-    /// One turn: a batch of its plan or, after the plan, an epoch. Returns the time of the next turn.
+    /// One turn: a batch of its plan or, after the plan, an epoch or a second plan. Returns the time of the next turn.
     fn act(&mut self, guest: &mut Guest, actor: &mut Actor<'_>) -> u64 {
         let Some(mut engine) = self.engine.take() else {
             return NEVER_PS;
@@ -128,8 +128,11 @@ impl<S: Strategy> SimulatedAgent<S> {
         let told = if engine.stage() == Stage::Moving && !is_due {
             self.move_on(&mut engine, guest, actor)
         } else {
-            self.run_epoch(&mut engine, guest, actor).map(|ready_ps| {
+            let begins = is_due || engine.stage() == Stage::Asleep || engine.epoch() == 0;
+            let epoch = self.run_epoch(&mut engine, begins, guest, actor);
+            epoch.map(|ready_ps| {
                 let epochs = match engine.request() {
+                    _ if !begins => 0,
                     Request::Sleep { epochs } => epochs,
                     _ => 1,
                 };
@@ -168,16 +171,18 @@ impl<S: Strategy> SimulatedAgent<S> {
         now_ps + if actor.is_alone() { 0 } else { program_ps }
     }
 
-    /// Runs an epoch up to its plan. Returns the time at which the plan is ready.
+    /// Runs an epoch up to its plan, from its beginning or from the end of its trial. Returns the time at which the plan is
+    /// ready.
     fn run_epoch(
         &mut self,
         engine: &mut Engine<S>,
+        begins: bool,
         guest: &mut Guest,
         actor: &mut Actor<'_>,
     ) -> Result<u64, Misuse> {
         let before = engine.figures().samples;
         let mut in_kernel_ps = 0;
-        if engine.epoch() > 0 {
+        if begins && engine.epoch() > 0 {
             self.push(engine, Input::Epoch)?;
         }
         loop {
