@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Checks the manifests, and what the hook makes of a domain. Needs PyYAML.
 
-With kubernetes-validate (PyPI) the manifests are also compared with Kubernetes' published schemas.
+With kubernetes-validate (PyPI) the manifests are also compared with Kubernetes' published schemas, and with jsonschema
+(which that package brings) KubeVirt's kinds with the fields of its API.
 """
 import copy
 import json
@@ -13,6 +14,11 @@ import unittest
 import xml.etree.ElementTree as xml
 
 import yaml
+
+try:
+    import jsonschema
+except ImportError:
+    jsonschema = None
 
 try:
     import kubernetes_validate
@@ -103,7 +109,7 @@ class Manifests(unittest.TestCase):
 @unittest.skipIf(kubernetes_validate is None, "pip install kubernetes-validate")
 class Schemas(unittest.TestCase):
     def test_documents_fit_the_published_schemas(self):
-        # Schemas of KubeVirt's own kinds are not among them.
+        # KubeVirt's own kinds are not among them: see the next class.
         ours = [document for _, document in documents() if "kubevirt" not in document["apiVersion"]]
         self.assertGreaterEqual(len(ours), 5)
         for document in ours:
@@ -117,6 +123,45 @@ class Schemas(unittest.TestCase):
         for release in RELEASES:
             with self.assertRaises(kubernetes_validate.ValidationError):
                 kubernetes_validate.validate(wrong, release, strict=True)
+
+
+@unittest.skipIf(jsonschema is None, "pip install jsonschema")
+class KubeVirt(unittest.TestCase):
+    """kubevirt.schema.json has the fields that we use; a new one is added to it from its source."""
+
+    SCHEMA = json.loads((HERE / "kubevirt.schema.json").read_text())
+
+    def errors(self, document, kind="VirtualMachine"):
+        validator = jsonschema.Draft202012Validator({**self.SCHEMA, "$ref": f"#/$defs/{kind}"})
+        return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(document)]
+
+    def test_the_example_has_only_fields_of_the_api(self):
+        jsonschema.Draft202012Validator.check_schema(self.SCHEMA)
+        (vm,) = of_kind("VirtualMachine")
+        self.assertEqual(self.errors(vm), [])
+        annotations = vm["spec"]["template"]["metadata"]["annotations"]
+        sidecars = json.loads(annotations["hooks.kubevirt.io/hookSidecars"])
+        self.assertEqual(self.errors(sidecars, "HookSidecarList"), [])
+        sidecars[0]["configMap"]["path"] = sidecars[0]["configMap"].pop("hookPath")
+        self.assertEqual(len(self.errors(sidecars, "HookSidecarList")), 1)
+
+    def test_a_wrong_field_is_found(self):
+        def domain(vm):
+            return vm["spec"]["template"]["spec"]["domain"]
+
+        for wrong, where in [
+            (lambda vm: vm["spec"].pop("template"), "$.spec"),
+            (lambda vm: domain(vm).pop("devices"), "$.spec.template.spec.domain"),
+            (lambda vm: domain(vm)["cpu"].update(cores="2"), "$.spec.template.spec.domain.cpu.cores"),
+            (lambda vm: domain(vm)["cpu"].update(core=2), "$.spec.template.spec.domain.cpu"),
+            (lambda vm: domain(vm)["memory"].update(guest="8 GiB"), "$.spec.template.spec.domain.memory.guest"),
+            (lambda vm: vm["spec"].update(runStrategy="always"), "$.spec.runStrategy"),
+            (lambda vm: vm["spec"]["template"].update(labels={}), "$.spec.template"),
+        ]:
+            (vm,) = copy.deepcopy(of_kind("VirtualMachine"))
+            wrong(vm)
+            (error,) = self.errors(vm)
+            self.assertEqual(error.split(": ")[0], where)
 
 
 class Hook(unittest.TestCase):
