@@ -71,8 +71,9 @@ use vm::Vm;
 /// Time limit of a provisioner for one command.
 pub const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Extra time that the controller waits for the observation.
-const GRACE: Duration = Duration::from_secs(1);
+/// Extra time that the controller waits for the observation. The VM's task bounds the work itself. On a busy host commands
+/// and observations arrive late, and a command that is sent again adds to the load.
+const GRACE: Duration = Duration::from_secs(12);
 
 /// Actions that must follow a [`Controller::step`], in this order.
 #[derive(Debug, Default, PartialEq, Eq)]

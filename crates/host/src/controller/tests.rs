@@ -179,13 +179,34 @@ fn a_vm_that_does_not_answer_delays_no_other() {
     );
     assert_eq!(sent(&mut c, after(10)), []);
     let overdue = c.wake_at().unwrap();
-    assert_eq!(overdue, after(4000));
+    assert_eq!(overdue, after(15_000));
     let step = c.step(overdue);
     assert_eq!(step.log[0].what, What::Overdue);
     assert_eq!(step.commands.len(), 1);
     assert_eq!(step.commands[0].order, Order::Ask);
     // The command for "a" may have taken effect.
     assert_eq!(c.committed(Tier::Fast), bytes(1000));
+}
+
+#[test]
+fn on_a_busy_host_a_late_answer_counts_and_nothing_is_sent_again() {
+    let mut c = controller(&[("a", 300)]);
+    here(&mut c, "a", both(300, 100));
+    c.desire(NOW, &[(name("a"), both(400, 100))]).unwrap();
+    let ticket = sent(&mut c, NOW)[0].ticket;
+    let late = after(3 * PATIENCE.as_millis() as u64);
+    assert_eq!(sent(&mut c, late), []);
+    let owned = bytes(400);
+    let reason = None;
+    let moved = Observation::Moved {
+        ticket,
+        owned,
+        reason,
+    };
+    c.observe(late, &name("a"), moved);
+    assert_eq!(sent(&mut c, late), []);
+    let (_, vm) = c.vms().next().unwrap();
+    assert_eq!(vm.owned, Some(both(400, 100)));
 }
 
 #[test]
