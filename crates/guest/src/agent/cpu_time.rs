@@ -1,16 +1,16 @@
-//! CPU time of the guest's programs.
+//! CPU time of the guest's programs, without the agent.
 
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Ticks per second in /proc/stat: USER_HZ of x86-64.
+/// Ticks per second in /proc: USER_HZ of x86-64.
 const TICKS_PER_S: f64 = 100.0;
 
 /// Minimum time between two readings: a tick is then 1 % of it.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// CPU time of programs per second, from `ROOT/proc/stat`.
+/// CPU time of programs per second, from `ROOT/proc/stat` and `ROOT/proc/self/stat`.
 #[derive(Debug)]
 pub(super) struct CpuTime {
     read: Option<(Instant, u64)>,
@@ -32,8 +32,9 @@ impl CpuTime {
         if before.is_some_and(|(at, _)| now.duration_since(at) < EVERY) {
             return self.running_ms;
         }
-        let text = fs::read_to_string(root.join("proc/stat")).unwrap_or_default();
-        self.read = user_ticks(&text).map(|ticks| (now, ticks));
+        let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
+        let own = own_user_ticks(&read("proc/self/stat")).unwrap_or(0);
+        self.read = user_ticks(&read("proc/stat")).map(|all| (now, all.saturating_sub(own)));
         if let (Some((from, old)), Some((to, new))) = (before, self.read) {
             let ticks = new.saturating_sub(old) as f64;
             let ms = ticks / TICKS_PER_S * 1000.0 / to.duration_since(from).as_secs_f64();
@@ -49,6 +50,13 @@ fn user_ticks(stat: &str) -> Option<u64> {
     words.next().filter(|&word| word == "cpu")?;
     let mut ticks = || words.next()?.parse::<u64>().ok();
     ticks()?.checked_add(ticks()?)
+}
+
+/// CPU time in user mode of a process since its start. Its name may have any characters.
+fn own_user_ticks(stat: &str) -> Option<u64> {
+    let (_, fields) = stat.rsplit_once(')')?;
+    // proc_pid_stat(5): utime is field 14, and the state after the name is field 3.
+    fields.split_whitespace().nth(14 - 3)?.parse().ok()
 }
 
 #[cfg(test)]
@@ -68,6 +76,16 @@ mod tests {
         fs::write(&path, "cpu  1100 200 99 9 0 0 0 0 0 0\n").unwrap();
         assert_eq!(time.running_ms(root.path(), now), 2000, "read too early");
         assert_eq!(time.running_ms(root.path(), at(2)), 1000);
+        let own = root.path().join("proc/self/stat");
+        fs::create_dir(own.parent().unwrap()).unwrap();
+        fs::write(&own, "7 (a) b) S 1 7 7 0 -1 0 0 0 0 0 50 9 0 0 20 0").unwrap();
+        fs::write(&path, "cpu  1200 250 99 9 0 0 0 0 0 0\n").unwrap();
+        assert_eq!(time.running_ms(root.path(), at(4)), 500, "without its own");
+        fs::remove_file(&own).unwrap();
+        fs::write(&path, "cpu  1200 200 9 9").unwrap();
+        time.running_ms(root.path(), at(5));
+        fs::write(&path, "cpu  1250 250 9 9").unwrap();
+        assert_eq!(time.running_ms(root.path(), at(6)), 1000);
         for broken in [
             "",
             "cpu",
