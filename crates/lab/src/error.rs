@@ -59,6 +59,9 @@ pub enum Error {
         /// Available memory.
         have_mib: u64,
     },
+    /// A case of the scenario is invalid.
+    #[error(transparent)]
+    Scenario(demeter_scenario::Error),
     /// A system call failed.
     #[error("cannot {what}: {source}")]
     Io {

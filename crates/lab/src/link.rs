@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Read};
 
+use demeter_outcome::Estimate;
 use demeter_policy::provision::{Policy, ProvisionerKind};
 use demeter_scenario::{Scenario, Settings};
 use demeter_workload::Rate;
@@ -173,6 +174,9 @@ pub enum VmMessage {
         programs: Vec<ProgramFigure>,
         /// Counters at its end.
         totals: Totals,
+        /// The agent's last estimate of the slowdown by size of fast memory, if it has one.
+        #[serde(default)]
+        estimate: Option<Estimate>,
     },
     /// The workload has verified its data.
     Verified {

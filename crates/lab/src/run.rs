@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use demeter_outcome::{RunResult, SystemResult, best, less_none, middle};
+use demeter_outcome::{Case, RunResult, SystemResult, best, less_none, middle};
 use demeter_scenario::{Scenario, Settings};
 
 use crate::error::{Error, VmFault};
@@ -59,13 +59,63 @@ impl LabRun {
     }
 }
 
-/// Runs every system of the scenario. Systems run one at a time, because parallel VMs disturb each other, unless the
+/// Runs every system of the scenario, or of each of its cases. Systems run one at a time, because parallel VMs disturb each other, unless the
 /// scenario or `repetition` requests parallel runs. A system that fails ends the run; earlier and parallel results are
 /// kept.
 ///
 /// `progress` receives each report and the name of its run. When `stop` is set, running VMs are killed and the run ends
 /// with [`Error::Interrupted`]. Features of the simulator alone are refused.
 pub fn run(
+    scenario: &Scenario,
+    repetition: Repetition,
+    lab: &Lab,
+    stop: &AtomicBool,
+    progress: &mut Progress<'_>,
+) -> LabRun {
+    if scenario.vary.is_empty() {
+        return run_case(scenario, repetition, lab, stop, progress);
+    }
+    let mut result = scenario.empty_result("lab");
+    let ended = run_cases(scenario, &mut result.cases, &mut |case, name| {
+        let progress: &mut Progress<'_> =
+            &mut |run, report| progress(&format!("{run} {name}"), report);
+        run_case(case, repetition, lab, stop, progress)
+    });
+    LabRun { result, ended }
+}
+
+/// Runs each case of a scenario with `vary`, until one fails. `run` gets its scenario and settings.
+fn run_cases(
+    scenario: &Scenario,
+    results: &mut Vec<Case>,
+    run: &mut dyn FnMut(&Scenario, &str) -> LabRun,
+) -> Result<(), Error> {
+    let cases = scenario.cases().map_err(Error::Scenario)?;
+    for case in &cases {
+        refuse_the_simulated(&case.point.scenario)?;
+    }
+    for (case, number) in cases.into_iter().zip(1..) {
+        let (settings, name) = (case.point.texts(), case.point.to_string());
+        // Logs are named after it.
+        let scenario = Scenario {
+            name: format!("{}-{number}", scenario.name),
+            ..case.point.scenario
+        };
+        let LabRun { result, ended } = run(&scenario, &name);
+        if !result.systems.is_empty() {
+            results.push(Case {
+                group: case.group,
+                settings,
+                systems: result.systems,
+            });
+        }
+        ended?;
+    }
+    Ok(())
+}
+
+/// Runs every system of a scenario without cases.
+fn run_case(
     scenario: &Scenario,
     repetition: Repetition,
     lab: &Lab,
@@ -143,9 +193,6 @@ fn refuse_the_simulated(scenario: &Scenario) -> Result<(), Error> {
     let rivals = scenario.provision.as_ref().map(|of| &of.rivals);
     if rivals.is_some_and(|rivals| !rivals.is_empty()) {
         return Err(Error::SimOnly("published policies (provision.rivals)"));
-    }
-    if !scenario.vary.is_empty() {
-        return Err(Error::SimOnly("cases ([[vary]])"));
     }
     if !scenario.workload.is_real() {
         return Err(Error::SimOnly(scenario.workload.kind()));
@@ -293,10 +340,54 @@ mod tests {
 
     use super::*;
 
+    fn shipped(name: &str) -> Scenario {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios");
+        Scenario::load(&folder.join(name)).unwrap()
+    }
+
+    #[test]
+    fn each_case_runs_until_one_fails_and_the_results_so_far_are_kept() {
+        let scenario = shipped("assess-lab.toml");
+        let (mut results, mut ran) = (vec![], vec![]);
+        let run = &mut |case: &Scenario, name: &str| {
+            ran.push((
+                case.name.clone(),
+                case.machine.fast.usable_mib,
+                name.to_owned(),
+            ));
+            LabRun {
+                result: RunResult {
+                    systems: vec![SystemResult::default()],
+                    ..RunResult::default()
+                },
+                ended: match ran.len() {
+                    3 => Err(Error::Interrupted),
+                    _ => Ok(()),
+                },
+            }
+        };
+        run_cases(&scenario, &mut results, run).unwrap_err();
+        assert_eq!((results.len(), ran.len()), (3, 3));
+        let cases = scenario.cases().unwrap();
+        for ((result, case), (name, mib, told)) in results.iter().zip(&cases).zip(&ran) {
+            assert_eq!(result.settings, case.point.texts());
+            assert_eq!(*mib, case.point.scenario.machine.fast.usable_mib);
+            assert_eq!(*told, case.point.to_string());
+            assert!(name.starts_with("assess-lab-"), "{name}");
+        }
+        assert_ne!(ran[0].0, ran[1].0, "each has logs of its own");
+    }
+
+    #[test]
+    fn cases_for_the_simulator_are_refused_before_any_runs() {
+        let none = &mut |_: &Scenario, _: &str| unreachable!();
+        let refused = run_cases(&shipped("assess.toml"), &mut vec![], none);
+        assert!(refused.unwrap_err().to_string().contains("btree"));
+    }
+
     #[test]
     fn misses_that_overlap_are_for_the_simulator() {
-        let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios/gups.toml");
-        let mut scenario = Scenario::load(&shipped).unwrap();
+        let mut scenario = shipped("gups.toml");
         refuse_the_simulated(&scenario).unwrap();
         let Workload::Gups(gups) = &mut scenario.workload else {
             unreachable!()

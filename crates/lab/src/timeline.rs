@@ -1,6 +1,6 @@
 //! Converts a VM's reports to the timeline of its run.
 
-use demeter_outcome::{Meter, Moment, OTHER_SYSTEM, SystemResult, Timeline, Unit, Work};
+use demeter_outcome::{Estimate, Meter, Moment, OTHER_SYSTEM, SystemResult, Timeline, Unit, Work};
 use demeter_workload::Rate;
 
 use crate::error::VmFault;
@@ -19,6 +19,7 @@ pub struct VmTimeline {
     timeline: Timeline,
     is_done: bool,
     verify_errors: Option<u64>,
+    estimate: Option<Estimate>,
 }
 
 impl VmTimeline {
@@ -73,7 +74,9 @@ impl VmTimeline {
                 rate,
                 programs,
                 totals,
+                estimate,
             } => {
+                self.estimate = estimate;
                 let at_ps = picoseconds(t_s);
                 let readings = readings(rate, programs);
                 // It marks the end of the last interval, and its count includes the last operation.
@@ -115,6 +118,7 @@ impl VmTimeline {
         let result = self.timeline.summarise(name).filter(|_| self.is_done)?;
         Some(SystemResult {
             verify_errors: self.verify_errors,
+            estimate: self.estimate.clone(),
             ..result
         })
     }
@@ -242,6 +246,7 @@ mod tests {
             rate: Some(Rate::Mops(speeds.iter().sum::<f64>() / 9.02)),
             programs: vec![],
             totals: at(9.0),
+            estimate: Some(Estimate::default()),
         };
         timeline.add(done).unwrap();
         timeline
@@ -255,6 +260,7 @@ mod tests {
             .add(VmMessage::Verified { words: 9, errors })
             .unwrap();
         let result = timeline.summarise("demeter").unwrap();
+        assert_eq!(result.estimate, Some(Estimate::default()));
         let near = |value: Option<f64>, expected: f64| {
             let value = value.unwrap();
             assert!((value / expected - 1.0).abs() < 0.01, "{value} {expected}");
@@ -314,6 +320,7 @@ mod tests {
             rate: Some(rate),
             programs: vec![],
             totals,
+            estimate: None,
         };
         torn.add(done).unwrap();
         assert!(torn.summarise("none").is_none());
@@ -368,6 +375,7 @@ mod tests {
             rate: None,
             programs: figures(Some(45.0), Some(2.5)),
             totals: totals(3.0, 0.0, 0, None),
+            estimate: None,
         };
         timeline.add(done).unwrap();
         let result = timeline.summarise("none").unwrap();

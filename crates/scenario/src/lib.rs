@@ -35,6 +35,7 @@ pub use node::MachineNode;
 pub use provision::{
     Crashes, Provision, Provisioner, ResizeCycle, RivalPolicy, Soak, Through, Variant, Vm,
 };
+pub use result::estimate;
 pub use scenario::{
     Clock, Cpu, Curve, Error, Lab, Machine, MachinePlace, SamplingUnit, Scenario, Sim, Thp, Tier,
 };

@@ -1,6 +1,8 @@
 //! Creates results of a scenario.
 
-use demeter_outcome::RunResult;
+use demeter_outcome::{Estimate, EstimatePoint, RunResult};
+use demeter_policy::ByteCount;
+use demeter_policy::benefit::{Benefit, BenefitPoint};
 
 use crate::Scenario;
 
@@ -15,5 +17,21 @@ impl Scenario {
             shift_at_s: self.shift_at_s(),
             ..RunResult::default()
         }
+    }
+}
+
+/// An agent's estimate of the benefit of fast memory, in a VM that has `fast` of it.
+pub fn estimate(fast: ByteCount, benefit: &Benefit) -> Estimate {
+    let point = |point: &BenefitPoint| {
+        let slowdown = benefit.slowdown(point.fast);
+        EstimatePoint {
+            fast_bytes: point.fast.0,
+            slowdown_min: slowdown.min,
+            slowdown_max: slowdown.max,
+        }
+    };
+    Estimate {
+        fast_bytes: fast.0,
+        points: benefit.points().iter().map(point).collect(),
     }
 }

@@ -39,8 +39,8 @@ pub struct Scenario {
     /// Settings of rivals. In the lab a system runs under each of its settings, and the best is shown.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub settings: Vec<Settings>,
-    /// Keys with several values, dotted as in `demeter sweep`. Every combination of a table's values is a case. Only
-    /// the simulator runs cases.
+    /// Keys with several values, dotted as in `demeter sweep`. Every combination of a table's values is a case. Simulator
+    /// and lab run cases.
     #[serde(default)]
     #[cfg_attr(feature = "schema", schemars(schema_with = "crate::schema::vary"))]
     pub vary: Vec<toml::Table>,

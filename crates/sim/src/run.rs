@@ -2,9 +2,9 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use demeter_outcome::{Estimate, EstimatePoint, Metadata, SystemResult};
+use demeter_outcome::{Estimate, Metadata, SystemResult};
 use demeter_policy::RankedRange;
-use demeter_policy::benefit::{Benefit, BenefitPoint};
+use demeter_policy::benefit::Benefit;
 use demeter_scenario::{Scenario, Settings, System};
 
 use crate::digest::Digest;
@@ -186,19 +186,10 @@ fn estimate<P: Program>(vms: &[Vm<P>]) -> Option<Estimate> {
     let [vm] = vms else {
         return None;
     };
-    let benefit = vm.benefit()?;
-    let point = |point: &BenefitPoint| {
-        let slowdown = benefit.slowdown(point.fast);
-        EstimatePoint {
-            fast_bytes: point.fast.0,
-            slowdown_min: slowdown.min,
-            slowdown_max: slowdown.max,
-        }
-    };
-    Some(Estimate {
-        fast_bytes: vm.guest.owned_fast().0,
-        points: benefit.points().iter().map(point).collect(),
-    })
+    Some(demeter_scenario::estimate(
+        vm.guest.owned_fast(),
+        &vm.benefit()?,
+    ))
 }
 
 /// The VMs that a scenario names, each with its own scenario.

@@ -7,8 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use demeter_guest::status::Status;
 use demeter_host_api::view::HostView;
-use demeter_policy::Pid;
+use demeter_outcome::Estimate;
+use demeter_policy::{ByteCount, Pid};
 
 use super::host_link::HostLink;
 use super::testbed::Testbed;
@@ -27,6 +29,9 @@ const STOP_LIMIT: Duration = Duration::from_secs(10);
 
 /// Time limit of a request to the agent.
 const STATUS_LIMIT: Duration = Duration::from_millis(500);
+
+/// Time limit of the request for its estimate, which is made once, after the timed phase.
+const ESTIMATE_LIMIT: Duration = Duration::from_secs(5);
 
 /// Time limit of a request to the controller.
 const ASK_LIMIT: Duration = Duration::from_secs(5);
@@ -148,6 +153,12 @@ impl AgentProcess {
         self.moved_bytes
     }
 
+    /// Its estimate of the slowdown by size of fast memory that programs can use. `None` until it has one.
+    pub fn estimate(&self) -> Option<Estimate> {
+        let status = ask_status(&self.socket, ESTIMATE_LIMIT)?;
+        estimate(&serde_json::from_str(&status).ok()?)
+    }
+
     /// Waits for its first answer, which ends its start. An emulator translates a program when it first runs. A start
     /// therefore takes some tenths of a second here, but only milliseconds on hardware.
     pub fn await_up(&mut self) -> Result<(), Fault> {
@@ -241,11 +252,16 @@ pub fn send_recording(link: &mut HostLink) -> Result<(), Fault> {
 }
 
 /// Requests `GET /v1/status` on the agent's socket.
-fn ask_moved(socket: &Path) -> Option<(u64, u64)> {
+fn ask_status(socket: &Path, limit: Duration) -> Option<String> {
     if !fs::exists(socket).ok()? {
         return None;
     }
-    moved(&demeter_http::ask(socket, "GET /v1/status", "", STATUS_LIMIT).ok()?)
+    demeter_http::ask(socket, "GET /v1/status", "", limit).ok()
+}
+
+/// Bytes promoted and demoted, as the agent tells now.
+fn ask_moved(socket: &Path) -> Option<(u64, u64)> {
+    moved(&ask_status(socket, STATUS_LIMIT)?)
 }
 
 /// Bytes promoted and demoted, from an agent's status.
@@ -255,6 +271,14 @@ fn moved(status: &str) -> Option<(u64, u64)> {
         status["promoted_bytes"].as_u64()?,
         status["demoted_bytes"].as_u64()?,
     ))
+}
+
+/// An agent's estimate. The kernel's own fast memory counts neither in its points nor in the size that the VM has.
+fn estimate(status: &Status) -> Option<Estimate> {
+    let benefit = status.benefit.as_ref()?;
+    let managed = status.targets.iter().map(|target| target.fast_bytes);
+    let fast = managed.fold(status.fast_free_bytes, u64::saturating_add);
+    Some(demeter_scenario::estimate(ByteCount(fast), benefit))
 }
 
 #[cfg(test)]
@@ -305,6 +329,24 @@ mod tests {
         assert_eq!(moved(good), Some((4096, 8192)));
         assert_eq!(moved("{\"promoted_bytes\":-1,\"demoted_bytes\":1}"), None);
         assert_eq!(moved("garbage"), None);
+    }
+
+    #[test]
+    fn the_estimate_is_of_the_memory_that_programs_can_use() {
+        let mut status = Status::default();
+        assert_eq!(estimate(&status), None);
+        status.benefit = serde_json::from_value(serde_json::json!({
+            "points": [[0, 0], [100, 1000]], "fast_latency_ns": 100, "slow_latency_ns": 300,
+            "running_ms": 1000, "waits_min_permille": 0, "waits_max_permille": 500,
+        }))
+        .unwrap();
+        status.fast_free_bytes = 5;
+        status.targets = vec![Default::default(), Default::default()];
+        status.targets[0].fast_bytes = 20;
+        status.targets[1].fast_bytes = 25;
+        let estimate = estimate(&status).unwrap();
+        assert_eq!(estimate.fast_bytes, 50);
+        assert_eq!(estimate.slowdown(50), Some([1.0, 1.5]));
     }
 
     #[test]

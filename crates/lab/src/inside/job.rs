@@ -217,13 +217,14 @@ pub fn watch(
             Next::Done(t_s, speed) => break (t_s, speed),
         }
     };
-    let totals = rival.totals(&counters)?;
+    let (totals, estimate) = (rival.totals(&counters)?, rival.estimate());
     rival.stop()?;
     say(VmMessage::Done {
         t_s,
         rate: speed.rate,
         programs: speed.programs,
         totals,
+        estimate,
     })
 }
 

@@ -119,6 +119,8 @@ pub fn merge(names: &[&str], fast_bytes: &[u64], mut reports: Vec<VmMessage>) ->
             rate: Rate::sum(&merged.rates),
             programs: figures(&merged.rates),
             totals: merged.totals,
+            // It is of one VM's memory.
+            estimate: None,
         },
         VmMessage::Verified { .. } => VmMessage::Verified {
             words: merged.words,

@@ -1,5 +1,6 @@
 //! Demeter: the agent, as a separate process.
 
+use demeter_outcome::Estimate;
 use demeter_policy::Pid;
 
 use super::{AgentProcess, Fault, Rival, Testbed, Totals};
@@ -26,6 +27,10 @@ impl Rival for Demeter {
         self.0
             .as_mut()
             .map_or(Some((0, 0)), AgentProcess::moved_bytes)
+    }
+
+    fn estimate(&self) -> Option<Estimate> {
+        self.0.as_ref()?.estimate()
     }
 
     fn stop(self: Box<Self>) -> Result<(), Fault> {

@@ -13,6 +13,7 @@ mod unmanaged;
 
 use std::fmt;
 
+use demeter_outcome::Estimate;
 use demeter_policy::Pid;
 use demeter_scenario::{Settings, System};
 
@@ -59,6 +60,11 @@ pub trait Rival: fmt::Debug {
         totals.promoted_bytes = moved.map(|(promoted, _)| promoted);
         totals.demoted_bytes = moved.map(|(_, demoted)| demoted);
         Ok(totals)
+    }
+
+    /// Its estimate of the slowdown by size of fast memory, if it makes one.
+    fn estimate(&self) -> Option<Estimate> {
+        None
     }
 
     /// Switches it off.
