@@ -59,9 +59,9 @@ impl LabRun {
     }
 }
 
-/// Runs every system of the scenario, or of each of its cases. Systems run one at a time, because parallel VMs disturb each other, unless the
-/// scenario or `repetition` requests parallel runs. A system that fails ends the run; earlier and parallel results are
-/// kept.
+/// Runs every system of the scenario, or of each of its cases. Systems run one at a time, because parallel VMs disturb each
+/// other, unless the scenario or `repetition` requests parallel runs. A system that fails ends the run; earlier and parallel
+/// results are kept.
 ///
 /// `progress` receives each report and the name of its run. When `stop` is set, running VMs are killed and the run ends
 /// with [`Error::Interrupted`]. Features of the simulator alone are refused.

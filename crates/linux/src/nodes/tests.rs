@@ -382,7 +382,7 @@ proptest! {
     }
 }
 
-/// A node with so much memory free above its high watermark.
+/// A node with this amount of free memory above its high watermark.
 fn node(free: u64, held_by_cpus: u64) -> NodeMemory {
     NodeMemory {
         free: ByteCount(20 * MIB + free),
