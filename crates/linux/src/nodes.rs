@@ -269,11 +269,12 @@ impl NodeMemory {
 
     /// Free memory that moves may use without making the kernel swap.
     ///
-    /// Below the low watermark kswapd wakes, and reclaims up to the high one. A node that is full of cached files stands
-    /// between the two for ever, and loses a few of these files. Where there are none, kswapd would swap: moves keep to the
-    /// high watermark. A huge page is looked for among free ones, then made by compaction, and then by reclaim. The kernel
-    /// leaves out the last step where free memory is above the high watermark by what compaction needs (`compaction_ready`
-    /// in `mm/vmscan.c`).
+    /// Below the low watermark kswapd wakes, and reclaims up to the high one. A huge page is looked for among free ones, then
+    /// made by compaction, and then by reclaim. The kernel leaves out the last step where free memory is above the high
+    /// watermark by what compaction needs (`compaction_ready` in `mm/vmscan.c`).
+    ///
+    /// A node that is full of cached files stands between both watermarks for ever, and reclaim drops a few of these files:
+    /// moves keep to the low one there.
     ///
     /// A huge page that a move has freed waits on a per-CPU list. The kernel allocates from this list only while the node
     /// has another free huge page (`__zone_watermark_ok` and `rmqueue` in `mm/page_alloc.c`). One such page is counted as
@@ -282,11 +283,10 @@ impl NodeMemory {
     /// free memory unchanged; that the list causes this is inferred.
     pub fn for_moves(&self) -> ByteCount {
         let (low, high) = (self.low_watermark.0, self.high_watermark.0);
-        let watermark = match self.inactive_file.0 >= high.saturating_sub(low) {
+        let kept = match self.inactive_file.0 >= high.saturating_sub(low) {
             true => low,
-            false => high,
+            false => high.saturating_add(FOR_COMPACTION),
         };
-        let kept = watermark.saturating_add(FOR_COMPACTION);
         let usable = self.free.0.saturating_sub(kept);
         let is_on_a_list = usable >= BLOCK_SIZE && self.held_by_cpus.0 >= BLOCK_SIZE;
         ByteCount(usable + if is_on_a_list { BLOCK_SIZE } else { 0 })

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read, Seek, Write};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::panic::catch_unwind;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
 use std::time::Duration;
 
 use demeter_guest::nodes::{NodeMemory, Topology};
@@ -21,6 +22,13 @@ use super::in_vm::{HotMemory, agent, map, mount_all, prefer, touch};
 pub const DISK: &str = "/brd.ko";
 const SWAP: &str = "/dev/ram0";
 const SWAP_MIB: u64 = 64;
+
+/// Another one, larger than the VM's memory and never written: what is read of it is cached as a file's pages are.
+const FILES: &str = "/dev/ram1";
+const FILES_MIB: u64 = 1024;
+
+/// Time between two reads of a MiB of files.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// First arguments of children: a program that uses memory, and the agent. The agent is no parent of the program, since it
 /// leaves those alone.
@@ -68,6 +76,21 @@ enum Case {
     NearWatermarks,
     /// The program has more memory than both nodes have above their watermarks: the kernel has swapped some of it out.
     BelowWatermarks,
+    /// What the program leaves free is full of cached files, and its hot memory is slow.
+    FullOfFiles,
+}
+
+impl Case {
+    /// Whether a counter must stay as it is without an agent. Files that are cached may be dropped for moves.
+    fn judges(self, counter: &str) -> bool {
+        self != Self::FullOfFiles
+            || !(counter.starts_with("pgscan") || counter.starts_with("pgsteal"))
+    }
+
+    /// Whether the program's hot memory begins in slow memory.
+    fn is_slow(self) -> bool {
+        matches!(self, Self::NearLimits | Self::FullOfFiles)
+    }
 }
 
 /// Runs all cases, prints the verdict on the console and powers the VM off.
@@ -80,11 +103,12 @@ pub fn first_process() -> ! {
             Case::NearLimits,
             Case::NearWatermarks,
             Case::BelowWatermarks,
+            Case::FullOfFiles,
         ] {
             let alone = run(case, false);
             for (counter, count) in run(case, true) {
                 let most = alone[&counter];
-                if count > most {
+                if case.judges(&counter) && count > most {
                     worse.push(format!(
                         "{case:?}: {counter} {count}, without an agent {most}"
                     ));
@@ -121,7 +145,7 @@ fn run(case: Case, has_agent: bool) -> BTreeMap<String, u64> {
     fs::create_dir(CGROUP).unwrap();
     let usable: u64 = free().iter().map(|node| node.usable().0).sum();
     let bytes = match case {
-        Case::NearLimits => 160 * MIB,
+        Case::NearLimits | Case::FullOfFiles => 160 * MIB,
         Case::NearWatermarks => usable - LEFT,
         Case::BelowWatermarks => usable + EXCESS,
     };
@@ -139,7 +163,10 @@ fn run(case: Case, has_agent: bool) -> BTreeMap<String, u64> {
         )
         .unwrap();
     }
+    let files = (case == Case::FullOfFiles).then(read_files);
     let before = counts_at_rest();
+    let (stop, stopped) = mpsc::channel();
+    let reader = files.map(|files| std::thread::spawn(move || read_on(files, &stopped)));
     match has_agent {
         false => std::thread::sleep(EPOCH * EPOCHS),
         true => {
@@ -165,6 +192,10 @@ fn run(case: Case, has_agent: bool) -> BTreeMap<String, u64> {
     child.kill().unwrap();
     child.wait().unwrap();
     fs::remove_dir(CGROUP).unwrap();
+    drop(stop);
+    if let Some(reader) = reader {
+        reader.join().unwrap();
+    }
     let since: BTreeMap<String, u64> = after
         .into_iter()
         .map(|(counter, count)| (counter.clone(), count - before[&counter]))
@@ -173,14 +204,34 @@ fn run(case: Case, has_agent: bool) -> BTreeMap<String, u64> {
     since
 }
 
-/// Starts the program in its cgroup, and waits until it has touched its memory. Near its limits, its hot memory begins in
-/// slow memory, as small pages.
+/// Fills free memory with cached files. They go when nobody has the result any more.
+fn read_files() -> File {
+    // Files are dropped before anything is swapped.
+    fs::write("/proc/sys/vm/swappiness", "0").unwrap();
+    let mut files = File::open(FILES).unwrap();
+    io::copy(&mut files, &mut io::sink()).unwrap();
+    let usable: u64 = free().iter().map(|node| node.usable().0).sum();
+    assert!(usable < HOT / 2, "{usable} bytes are still free");
+    files
+}
+
+/// Reads more of the files, slowly, until told to stop.
+fn read_on(mut files: File, stopped: &mpsc::Receiver<()>) {
+    let mut part = vec![0; MIB as usize];
+    while stopped.recv_timeout(PAUSE) == Err(mpsc::RecvTimeoutError::Timeout) {
+        if files.read(&mut part).unwrap() == 0 {
+            files.rewind().unwrap();
+        }
+    }
+}
+
+/// Starts the program in its cgroup, and waits until it has touched its memory, as small pages.
 fn start(bytes: u64, case: Case) -> (u64, Child) {
     let thp = "/sys/kernel/mm/transparent_hugepage/enabled";
     fs::write(thp, "never").unwrap();
     let mut child = Command::new("/proc/self/exe")
         .args([USE, &bytes.to_string()])
-        .env("SLOW_END", if case == Case::NearLimits { "1" } else { "" })
+        .env("SLOW_END", if case.is_slow() { "1" } else { "" })
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -277,10 +328,10 @@ fn use_memory(bytes: u64) -> ! {
     }
 }
 
-/// Makes a block device in memory, and swaps to it.
+/// Makes block devices in memory, and swaps to the first.
 fn swap_on() {
     let module = File::open(DISK).unwrap();
-    let options = CString::new(format!("rd_nr=1 rd_size={}", SWAP_MIB << 10)).unwrap();
+    let options = CString::new(format!("rd_nr=2 rd_size={}", FILES_MIB << 10)).unwrap();
     // SAFETY: an open file and a C string that outlives the call.
     let loaded = unsafe {
         libc::syscall(
