@@ -273,8 +273,8 @@ impl NodeMemory {
     /// made by compaction, and then by reclaim. The kernel leaves out the last step where free memory is above the high
     /// watermark by what compaction needs (`compaction_ready` in `mm/vmscan.c`).
     ///
-    /// A node that is full of cached files stands between both watermarks for ever, and reclaim drops a few of these files:
-    /// moves keep to the low one there.
+    /// A node that is full of cached files stays between both watermarks. There moves keep to the low one, since reclaim
+    /// only drops files.
     ///
     /// A huge page that a move has freed waits on a per-CPU list. The kernel allocates from this list only while the node
     /// has another free huge page (`__zone_watermark_ok` and `rmqueue` in `mm/page_alloc.c`). One such page is counted as

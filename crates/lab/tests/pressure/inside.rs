@@ -76,7 +76,7 @@ enum Case {
     NearWatermarks,
     /// The program has more memory than both nodes have above their watermarks: the kernel has swapped some of it out.
     BelowWatermarks,
-    /// What the program leaves free is full of cached files, and its hot memory is slow.
+    /// Cached files fill the memory that the program leaves free. Its hot memory is slow.
     FullOfFiles,
 }
 
@@ -215,7 +215,7 @@ fn read_files() -> File {
     files
 }
 
-/// Reads more of the files, slowly, until told to stop.
+/// Reads more of the files, slowly, until the sender is dropped.
 fn read_on(mut files: File, stopped: &mpsc::Receiver<()>) {
     let mut part = vec![0; MIB as usize];
     while stopped.recv_timeout(PAUSE) == Err(mpsc::RecvTimeoutError::Timeout) {
