@@ -166,11 +166,11 @@ fn a_misused_engine_ends_the_simulation_instead_of_the_process() {
         0,
     ));
     let agent = &mut rig.agent;
-    rig.bench.act(|guest, actor| agent.act(guest, actor));
     assert!(agent.fault().is_none());
-    // The next turn is then one too many.
-    agent.engine.as_mut().unwrap().push(Input::Epoch).unwrap();
-    agent.next_epoch_ps = 0;
+    let pids: Vec<_> = (rig.bench).act(|guest, _| guest.processes().map(|(pid, _)| pid).collect());
+    // The agent's first turn reports the process once more.
+    let started = Input::Started(pids[0]);
+    agent.engine.as_mut().unwrap().push(started).unwrap();
     let due_ps = rig.bench.act(|guest, actor| agent.act(guest, actor));
     assert_eq!(due_ps, NEVER_PS);
     assert!(matches!(agent.fault(), Some(SimError::Agent(_))));
