@@ -143,7 +143,7 @@ pub fn be_a_child() {
 /// Counts shortages of memory while a program runs, alone or with an agent.
 fn run(case: Case, has_agent: bool) -> BTreeMap<String, u64> {
     fs::create_dir(CGROUP).unwrap();
-    let usable: u64 = free().iter().map(|node| node.usable().0).sum();
+    let usable = usable();
     let bytes = match case {
         Case::NearLimits | Case::FullOfFiles => 160 * MIB,
         Case::NearWatermarks => usable - LEFT,
@@ -196,6 +196,8 @@ fn run(case: Case, has_agent: bool) -> BTreeMap<String, u64> {
     if let Some(reader) = reader {
         reader.join().unwrap();
     }
+    // Lists of free pages by CPU, and caches, keep some of it.
+    await_usable(usable / 2);
     let since: BTreeMap<String, u64> = after
         .into_iter()
         .map(|(counter, count)| (counter.clone(), count - before[&counter]))
@@ -204,13 +206,27 @@ fn run(case: Case, has_agent: bool) -> BTreeMap<String, u64> {
     since
 }
 
+/// Waits until the kernel has freed a program's memory: it may do so after the program's end.
+fn await_usable(least: u64) {
+    let is_free = || {
+        let is_free = usable() >= least;
+        std::thread::sleep(if is_free { Duration::ZERO } else { REST });
+        is_free
+    };
+    assert!(
+        (0..RESTS_MAX).any(|_| is_free()),
+        "{} bytes are usable",
+        usable()
+    );
+}
+
 /// Fills free memory with cached files. They go when nobody has the result any more.
 fn read_files() -> File {
     // Files are dropped before anything is swapped.
     fs::write("/proc/sys/vm/swappiness", "0").unwrap();
     let mut files = File::open(FILES).unwrap();
     io::copy(&mut files, &mut io::sink()).unwrap();
-    let usable: u64 = free().iter().map(|node| node.usable().0).sum();
+    let usable = usable();
     assert!(usable < HOT / 2, "{usable} bytes are still free");
     files
 }
@@ -296,6 +312,11 @@ fn manage(pid: Pid, hot: Range<u64>, moves: bool) {
         told.failed_bytes
     );
     assert!(!moves || told.promoted_bytes >= HOT / 2, "{told:?}");
+}
+
+/// Free memory of both nodes above their watermarks.
+fn usable() -> u64 {
+    free().iter().map(|node| node.usable().0).sum()
 }
 
 /// Free memory of both nodes.
