@@ -30,25 +30,34 @@ const FILES_MIB: u64 = 1024;
 /// Time between two reads of a MiB of files.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// First arguments of children: a program that uses memory, and the agent. The agent is no parent of the program, since it
-/// leaves those alone.
+/// First arguments of children: a program that uses memory, and the agent. The agent is not the program's parent, since it
+/// leaves parents alone.
 const USE: &str = "use-memory";
 const AGENT: &str = "be-the-agent";
+
+/// The agent finds hot memory; it must move most of it.
+const FINDS: &str = "finds";
+const MOVES: &str = "moves";
+
+/// Whether khugepaged reclaims memory for huge pages.
+const KHUGEPAGED_RECLAIMS: &str = "/sys/kernel/mm/transparent_hugepage/khugepaged/defrag";
 
 const CGROUP: &str = "/sys/fs/cgroup/pressed";
 
 /// Hot memory, at the end of the program's memory.
 const HOT: u64 = 48 * MIB;
 
-/// Distance of a program from its limits, and memory above the watermarks that it leaves free. The agent's own process needs
-/// some of the latter.
+/// Distance of a program from its limits.
 const MARGIN: u64 = 6 * MIB;
-const LEFT: u64 = 24 * MIB;
+
+/// Memory above the watermarks that a program leaves free. The agent's process needs a part. The fast node gets none of the
+/// rest while it is below what moves keep, which is 4 MiB more than its high watermark.
+const LEFT: u64 = 48 * MIB;
 
 /// Memory beyond the watermarks that the kernel must reclaim.
 const EXCESS: u64 = 32 * MIB;
 
-/// Epochs of the agent. The program runs as long alone.
+/// Epochs of the agent.
 const EPOCHS: u32 = 40;
 const EPOCH: Duration = Duration::from_millis(500);
 
@@ -80,6 +89,16 @@ enum Case {
     FullOfFiles,
 }
 
+/// An agent that runs beside the program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Beside {
+    /// An agent without samples: a process of the same size that moves nothing. Any process of its size would make the kernel
+    /// reclaim as much.
+    AgentAtRest,
+    /// An agent that finds the program's hot memory.
+    Agent,
+}
+
 impl Case {
     /// Whether a counter must stay as it is without an agent. Files that are cached may be dropped for moves.
     fn judges(self, counter: &str) -> bool {
@@ -98,6 +117,8 @@ pub fn first_process() -> ! {
     let verdict = catch_unwind(|| {
         mount_all(&[("cgroup2", "/sys/fs/cgroup")]).unwrap();
         swap_on();
+        // It would reclaim memory for huge pages, at times of its own.
+        fs::write(KHUGEPAGED_RECLAIMS, "0").unwrap();
         let mut worse = vec![];
         for case in [
             Case::NearLimits,
@@ -105,12 +126,12 @@ pub fn first_process() -> ! {
             Case::BelowWatermarks,
             Case::FullOfFiles,
         ] {
-            let alone = run(case, false);
-            for (counter, count) in run(case, true) {
-                let most = alone[&counter];
+            let at_rest = run(case, Beside::AgentAtRest);
+            for (counter, count) in run(case, Beside::Agent) {
+                let most = at_rest[&counter];
                 if case.judges(&counter) && count > most {
                     worse.push(format!(
-                        "{case:?}: {counter} {count}, without an agent {most}"
+                        "{case:?}: {counter} {count}, with an agent at rest {most}"
                     ));
                 }
             }
@@ -130,18 +151,19 @@ pub fn be_a_child() {
     let args: Vec<String> = std::env::args().collect();
     match &args[..] {
         [_, what, bytes] if what == USE => use_memory(bytes.parse().unwrap()),
-        [_, what, pid, start, bytes, moves] if what == AGENT => {
+        [_, what, pid, start, bytes, finds, moves] if what == AGENT => {
             let start: u64 = start.parse().unwrap();
             let end = start + bytes.parse::<u64>().unwrap();
-            manage(Pid(pid.parse().unwrap()), end - HOT..end, *moves == "moves");
+            let hot = (finds == FINDS).then_some(end - HOT..end);
+            manage(Pid(pid.parse().unwrap()), hot, moves == MOVES);
             std::process::exit(0);
         }
         _ => {}
     }
 }
 
-/// Counts shortages of memory while a program runs, alone or with an agent.
-fn run(case: Case, has_agent: bool) -> BTreeMap<String, u64> {
+/// Counts shortages of memory while a program runs beside an agent.
+fn run(case: Case, beside: Beside) -> BTreeMap<String, u64> {
     fs::create_dir(CGROUP).unwrap();
     let usable = usable();
     let bytes = match case {
@@ -167,27 +189,22 @@ fn run(case: Case, has_agent: bool) -> BTreeMap<String, u64> {
     let before = counts_at_rest();
     let (stop, stopped) = mpsc::channel();
     let reader = files.map(|files| std::thread::spawn(move || read_on(files, &stopped)));
-    match has_agent {
-        false => std::thread::sleep(EPOCH * EPOCHS),
-        true => {
-            let mut agent = Command::new("/proc/self/exe");
-            agent.args([
-                AGENT,
-                &child.id().to_string(),
-                &start.to_string(),
-                &bytes.to_string(),
-                // Where the kernel swaps there is no room to move.
-                match case {
-                    Case::BelowWatermarks => "stays",
-                    _ => "moves",
-                },
-            ]);
-            assert!(
-                agent.status().unwrap().success(),
-                "the agent moved what is hot"
-            );
-        }
-    }
+    let finds = beside == Beside::Agent;
+    // Where the kernel swaps there is no room to move.
+    let moves = finds && case != Case::BelowWatermarks;
+    let mut agent = Command::new("/proc/self/exe");
+    agent.args([
+        AGENT,
+        &child.id().to_string(),
+        &start.to_string(),
+        &bytes.to_string(),
+        if finds { FINDS } else { "" },
+        if moves { MOVES } else { "" },
+    ]);
+    assert!(
+        agent.status().unwrap().success(),
+        "the agent moved what is hot"
+    );
     let after = counts();
     child.kill().unwrap();
     child.wait().unwrap();
@@ -202,7 +219,7 @@ fn run(case: Case, has_agent: bool) -> BTreeMap<String, u64> {
         .into_iter()
         .map(|(counter, count)| (counter.clone(), count - before[&counter]))
         .collect();
-    println!("{case:?}, agent: {has_agent}: {since:?}");
+    println!("{case:?}, {beside:?}: {since:?}");
     since
 }
 
@@ -296,9 +313,9 @@ fn counts() -> BTreeMap<String, u64> {
 }
 
 /// Manages a program's memory for a while. Fails if most of its hot memory did not become fast, if it `moves`.
-fn manage(pid: Pid, hot: Range<u64>, moves: bool) {
+fn manage(pid: Pid, hot: Option<Range<u64>>, moves: bool) {
     let status = StatusCell::default();
-    let tracker = HotMemory::of(vec![(pid, hot)]);
+    let tracker = HotMemory::of(hot.map(|hot| (pid, hot)).into_iter().collect());
     let mut agent = agent(&[pid], tracker, 0..2, |node| node == 1, &status);
     for _ in 0..EPOCHS {
         std::thread::sleep(EPOCH);

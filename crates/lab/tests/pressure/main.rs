@@ -1,6 +1,6 @@
 //! An agent under memory pressure with a real kernel. This program boots a VM in which it is itself the first process. There it
-//! runs a program near its limits, first alone and then with an agent, and compares what the kernel reclaimed. It takes minutes:
-//! `cargo test -p demeter-lab --test pressure -- --ignored`.
+//! runs a program near its limits, first beside an agent at rest and then beside one that moves, and compares what the kernel
+//! reclaimed. It takes minutes: `cargo test -p demeter-lab --test pressure -- --ignored`.
 
 #[path = "../console/mod.rs"]
 mod console;
