@@ -196,42 +196,15 @@ fn partners(
     if is_broke && !hot.goes_home && parts.is_empty() {
         return None;
     }
-    let may_leave = |at: &usize| !is_broke || victims[*at].goes_home || !parts.is_empty();
-    let coldest_first = (0..victims.len()).rev().filter(may_leave);
-    // Memory that is due to a group comes first, and memory on the same socket: what is promoted finds room there.
-    let is_here = |&at: &usize| victims[at].socket == hot.socket;
-    // While memory is free on another socket, only an exchange here is better.
-    let takes_others = !left.has_room_for(hot.bytes);
-    let near = coldest_first.clone().filter(is_here);
-    let other = coldest_first.filter(|at| takes_others && !is_here(at));
-    // Memory near may only seem as hot, as nobody has looked yet.
-    let coldest_near = near.clone().next().map(|at| Unit {
-        event_s: hot.event_s,
-        ..*victims[at]
-    });
-    let is_colder = |&at: &usize| {
-        let than = |near| rule.knows_prices() && rule.pays(window, &near, Some(victims[at]));
-        rule.has_lost() || coldest_near.is_none_or(than)
-    };
-    let tried: Vec<usize> = match parts.is_empty() {
-        // Hot memory near must not keep cold memory elsewhere from being tried.
-        true => {
-            let other = other.take(TRIED).filter(is_colder);
-            near.take(TRIED).chain(other).collect()
-        }
-        false => {
-            let is_due = |&at: &usize| parts.is_due(hot, victims[at]);
-            let (due, others): (Vec<_>, Vec<_>) = near.chain(other).partition(is_due);
-            due.into_iter().chain(others).take(TRIED).collect()
-        }
-    };
-    let free = match takes_others {
-        true => left.fast_free.saturating_sub(left.level),
-        false => 0,
+    let missing = match left.has_room_for(hot.bytes) {
+        true => hot.bytes,
+        false => hot
+            .bytes
+            .saturating_sub(left.fast_free.saturating_sub(left.level)),
     };
     let mut leaving: Vec<usize> = vec![];
     let mut demoted = 0;
-    for at in tried {
+    for at in tried(rule, window, hot, victims, parts, left) {
         let cold = victims[at];
         let is_due = parts.is_due(hot, cold);
         if cold.density >= hot.density && !is_due && !rule.has_lost() {
@@ -248,12 +221,49 @@ fn partners(
         }
         leaving.push(at);
         demoted += cold.bytes;
-        if free + demoted >= hot.bytes {
+        if demoted >= missing {
             leaving.sort_unstable_by(|a, b| b.cmp(a));
             return Some(leaving);
         }
     }
     None
+}
+
+/// The places of victims that are compared with a slow unit. Memory that is due to its group comes first, then memory on its
+/// socket, where what is promoted finds room, then memory elsewhere. The coldest of each comes first. While memory is free on
+/// another socket, only an exchange on its own is better. Memory elsewhere must be colder than the coldest near, which may
+/// only seem to be as hot since nobody has looked yet.
+fn tried(
+    rule: &Rule,
+    window: usize,
+    hot: &Unit<'_>,
+    victims: &[&Unit<'_>],
+    parts: &Parts,
+    left: &Remaining,
+) -> Vec<usize> {
+    let is_broke = left.tokens_s <= 0.0;
+    let may_leave = |at: &usize| !is_broke || victims[*at].goes_home || !parts.is_empty();
+    let coldest_first = (0..victims.len()).rev().filter(may_leave);
+    let is_near = |at: &usize| victims[*at].socket == hot.socket;
+    let takes_others = !left.has_room_for(hot.bytes);
+    let near = coldest_first.clone().filter(is_near);
+    let others = coldest_first.filter(|at| takes_others && !is_near(at));
+    if !parts.is_empty() {
+        let is_due = |at: &usize| parts.is_due(hot, victims[*at]);
+        let (due, rest): (Vec<_>, Vec<_>) = near.chain(others).partition(is_due);
+        return due.into_iter().chain(rest).take(TRIED).collect();
+    }
+    let coldest_near = near.clone().next().map(|at| Unit {
+        event_s: hot.event_s,
+        ..*victims[at]
+    });
+    let is_colder = |at: &usize| {
+        let than = |near| rule.knows_prices() && rule.pays(window, &near, Some(victims[*at]));
+        rule.has_lost() || coldest_near.is_none_or(than)
+    };
+    // Hot memory near must not keep cold memory elsewhere from being tried.
+    let others = others.take(TRIED).filter(is_colder);
+    near.take(TRIED).chain(others).collect()
 }
 
 impl Plan {
