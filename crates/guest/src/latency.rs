@@ -44,8 +44,8 @@ const LINE: usize = 64;
 /// Prefer memory of this node (linux/mempolicy.h).
 const MPOL_PREFERRED: c_int = 1;
 
-/// If fast memory is full, its latency is assumed to be that of slower memory divided by this.
-const SLOW_FACTOR: u32 = 3;
+/// If faster memory is full, and firmware does not tell how much faster it is, it is assumed to be so by this factor.
+const SLOW_FACTOR: f64 = 3.0;
 
 /// Assumed latencies without a measurement: local memory, memory of another socket or CXL memory, and farther memory.
 pub const ASSUMED_NS: ByLevel<u32> = ByLevel([100, 200, 400, 800]);
@@ -101,28 +101,41 @@ fn timed_near(node: NodeId, cpus: &[u32]) -> io::Result<u32> {
 
 /// Latency of each tier, nanoseconds: the mean of its measured nodes.
 ///
-/// A tier without a measurement is assumed to take a third of the next slower one. If the slowest tier was not
-/// measured, all values are assumed.
-pub fn of_tiers(tiers: &Tiers, measured: &BTreeMap<NodeId, u32>) -> ByLevel<u32> {
-    let mean = |nodes: &[NodeId]| {
-        let known = nodes.iter().filter_map(|node| measured.get(node));
+/// A tier without a measurement is assumed to be faster than the next slower one. The factor is the ratio of `firmware`'s
+/// latencies, or three. If the slowest tier was not measured, all values are assumed.
+pub fn of_tiers(
+    tiers: &Tiers,
+    measured: &BTreeMap<NodeId, u32>,
+    firmware: &BTreeMap<NodeId, u32>,
+) -> ByLevel<u32> {
+    let mean = |latencies: &BTreeMap<NodeId, u32>, level: Level| {
+        let known = tiers
+            .at(level)
+            .iter()
+            .filter_map(|node| latencies.get(node));
         let known: Vec<u64> = known.map(|&ns| ns.into()).collect();
         let mean = known.iter().sum::<u64>().checked_div(known.len() as u64)?;
         u32::try_from(mean).ok()
     };
+    let ratio = |level: Level, slower: Level| {
+        let [fast, slow] = [level, slower].map(|level| mean(firmware, level));
+        let (fast, slow) = fast.zip(slow).filter(|(fast, slow)| fast < slow)?;
+        Some(f64::from(slow) / f64::from(fast))
+    };
     let mut latency_ns = ByLevel::default();
     let mut slower = None;
-    for level in Level::ALL
-        .into_iter()
-        .rev()
-        .filter(|&level| level <= tiers.slowest())
-    {
-        let estimate = || slower.map(|ns: u32| (ns / SLOW_FACTOR).max(1));
-        let Some(ns) = mean(tiers.at(level)).or_else(estimate) else {
+    let levels = Level::ALL.into_iter().rev();
+    for level in levels.filter(|&level| level <= tiers.slowest()) {
+        let estimate = || {
+            let (slower, ns) = slower?;
+            let factor = ratio(level, slower).unwrap_or(SLOW_FACTOR);
+            Some((f64::from(ns) / factor) as u32)
+        };
+        let Some(ns) = mean(measured, level).or_else(estimate) else {
             return ASSUMED_NS;
         };
-        slower = Some(ns);
-        *latency_ns.get_mut(level) = ns;
+        slower = Some((level, ns));
+        *latency_ns.get_mut(level) = ns.max(1);
     }
     latency_ns
 }
@@ -336,15 +349,25 @@ mod tests {
     #[test]
     fn a_tier_is_as_quick_as_its_nodes_that_were_measured() {
         let tiers: Tiers = "0,1/2,3".parse().unwrap();
-        let of = |measured: &[(u32, u32)]| {
-            let measured = measured.iter().map(|&(node, ns)| (NodeId(node), ns));
-            let ByLevel([fast, slow, ..]) = of_tiers(&tiers, &measured.collect());
+        let latencies =
+            |of: &[(u32, u32)]| of.iter().map(|&(node, ns)| (NodeId(node), ns)).collect();
+        let of = |measured: &[(u32, u32)], firmware: &[(u32, u32)]| {
+            let ByLevel([fast, slow, ..]) =
+                of_tiers(&tiers, &latencies(measured), &latencies(firmware));
             (fast, slow)
         };
-        assert_eq!(of(&[(0, 90), (1, 110), (2, 250), (3, 350)]), (100, 300));
-        assert_eq!(of(&[(1, 90), (3, 300)]), (90, 300));
-        assert_eq!(of(&[(2, 300)]), (100, 300));
-        assert_eq!(of(&[(0, 70)]), (ASSUMED_NS.0[0], ASSUMED_NS.0[1]));
+        assert_eq!(
+            of(&[(0, 90), (1, 110), (2, 250), (3, 350)], &[]),
+            (100, 300)
+        );
+        assert_eq!(of(&[(1, 90), (3, 300)], &[]), (90, 300));
+        assert_eq!(of(&[(0, 70)], &[]), (ASSUMED_NS.0[0], ASSUMED_NS.0[1]));
+        // Fast memory is full.
+        let slow = [(2, 300)];
+        assert_eq!(of(&slow, &[]), (100, 300));
+        assert_eq!(of(&slow, &[(0, 40), (1, 60), (3, 100)]), (150, 300));
+        assert_eq!(of(&slow, &[(0, 50)]), (100, 300));
+        assert_eq!(of(&slow, &[(0, 50), (2, 40)]), (100, 300));
     }
 
     #[test]

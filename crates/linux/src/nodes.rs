@@ -144,6 +144,15 @@ impl Topology {
         nearest.map_or(&[], |nearest| &nearest.cpus)
     }
 
+    /// Read latencies that the firmware tells, nanoseconds.
+    pub fn firmware_ns(&self) -> BTreeMap<NodeId, u32> {
+        let told = self
+            .nodes
+            .iter()
+            .map(|node| (node.id, node.read_latency_ns));
+        told.filter_map(|(node, ns)| Some((node, ns?))).collect()
+    }
+
     /// Sets measured latencies of nodes, nanoseconds.
     pub fn set_measured(&mut self, measured_ns: &BTreeMap<NodeId, u32>) {
         for node in &mut self.nodes {

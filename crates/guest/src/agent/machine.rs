@@ -145,7 +145,11 @@ impl Machine {
     }
 
     pub fn latency_ns(&self) -> ByLevel<u32> {
-        latency::of_tiers(self.tiers(), &self.measured_ns)
+        latency::of_tiers(
+            self.tiers(),
+            &self.measured_ns,
+            &self.topology.firmware_ns(),
+        )
     }
 
     /// Tiers with sizes and latencies, and nodes outside of all tiers, for people.
