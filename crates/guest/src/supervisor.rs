@@ -86,18 +86,18 @@ pub fn run(
         mut measured_ns,
         ..
     } = checked;
+    let link = match config.balloon {
+        BalloonMode::Auto => link(root, &status, &controls),
+        BalloonMode::Off => None,
+    };
     let start = |measured_ns: &_| start(root, config, &finder, measured_ns, &status, say);
     let mut agent = match start(&measured_ns) {
-        Err(AgentError::Tracker(error)) if waits_for(config, &error) => {
-            say(&format!("waiting for a tracker: {error}"));
+        Err(AgentError::Tracker(error)) if waits_for(config, &error, link.is_some()) => {
+            say(&waiting(&error));
             status.update(|s| s.last_error = Some(error.to_string()));
             None
         }
         agent => Some(agent?),
-    };
-    let link = match config.balloon {
-        BalloonMode::Auto => link(root, &status, &controls),
-        BalloonMode::Off => None,
     };
     let _server = Server::start(&config.socket, config.listen, status.clone(), controls)?;
     let goes_on = |error: &AgentError| link.is_some() || error.is_temporary();
@@ -159,9 +159,17 @@ fn warn_of_missing(root: &Path, say: &dyn Fn(&str)) -> Result<(), SupervisorErro
     Ok(())
 }
 
-/// Whether an error of the tracker may pass, so that the agent waits for it.
-fn waits_for(config: &Config, error: &TrackerError) -> bool {
-    config.tracker == Choice::Auto && error.is_temporary()
+/// Whether the agent waits for a tracker: its error may pass, or the host sizes this VM meanwhile.
+fn waits_for(config: &Config, error: &TrackerError, has_link: bool) -> bool {
+    config.tracker == Choice::Auto && (error.is_temporary() || has_link)
+}
+
+/// The line about a start without a tracker.
+fn waiting(error: &TrackerError) -> String {
+    match error.is_temporary() {
+        true => format!("waiting for a tracker: {error}"),
+        false => format!("nothing is moved, but the host can size this VM: {error}"),
+    }
 }
 
 /// Runs only the relay between host and balloon driver, until [`Control::Stop`].
@@ -432,6 +440,20 @@ mod tests {
         clean_up(tempfile::tempdir().unwrap().path(), &|line| {
             panic!("{line}")
         });
+    }
+
+    #[test]
+    fn without_a_tracker_the_host_can_still_size_the_vm() {
+        let error = TrackerError::NoneWorks(vec![]);
+        let auto = Config::default();
+        assert!(waits_for(&auto, &error, true) && !waits_for(&auto, &error, false));
+        assert!(waiting(&error).starts_with("nothing is moved, but the host can size this VM: "));
+        // A tracker that is named must work.
+        let named = Config {
+            tracker: Choice::Damon,
+            ..Config::default()
+        };
+        assert!(!waits_for(&named, &error, true));
     }
 
     #[test]
