@@ -100,6 +100,9 @@ pub struct PoolView {
     pub committed: TierView,
     /// Upper bound of the memory that its VMs hold.
     pub may_hold: TierView,
+    /// Why its policy cannot divide it; `None` if it can.
+    #[serde(default)]
+    pub problem: Option<String>,
 }
 
 impl PoolView {

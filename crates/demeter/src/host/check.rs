@@ -23,12 +23,16 @@ pub fn check(file: &Path, client: &Client) -> anyhow::Result<()> {
             let view: HostView = client.get("/v1/vms")?;
             lines(&against_settings(running.changes(&config), &view))
         }
-        Err(_) => format!("no controller answers at {}\n", client.socket.display()),
+        Err(_) => format!(
+            "no controller answers at {}, so there is nothing to compare\n",
+            client.socket.display()
+        ),
     };
     output::print(text)?;
     if !wrong.is_empty() {
         bail!("{}", wrong.join("\n"));
     }
+    output::print(format!("{}: nothing is wrong\n", file.display()))?;
     Ok(())
 }
 

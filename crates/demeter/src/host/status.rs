@@ -35,6 +35,17 @@ pub fn text(view: &HostView) -> String {
     if view.pools.len() > 1 {
         view.pools.iter().for_each(|pool| text += &pool_line(pool));
     }
+    for (pool, why) in view
+        .pools
+        .iter()
+        .filter_map(|pool| Some((pool, pool.problem.as_ref()?)))
+    {
+        let of = match pool.name.is_empty() {
+            true => String::new(),
+            false => format!("pool {}: ", shown(&pool.name)),
+        };
+        text += &format!("{of}{}\n", shown(why));
+    }
     text += &table(&view.vms);
     for setting in &view.settings {
         text += &setting_line(setting);
@@ -325,7 +336,13 @@ mod tests {
             ..PoolView::default()
         };
         let mut view = HostView {
-            pools: vec![pool("s0", 0), pool("s1", 1)],
+            pools: vec![
+                pool("s0", 0),
+                PoolView {
+                    problem: Some("no memory to divide".into()),
+                    ..pool("s1", 1)
+                },
+            ],
             evacuates: true,
             unsaved: Some("the disk is full".into()),
             settings: [(Some("100"), None), (None, Some("no pool s9"))]
@@ -351,6 +368,7 @@ mod tests {
             "evacuating: each VM gets",
             "not saved, so no VM gets a command: the disk is full\n",
             "pool s1: fast 70 of 100 MiB on node 1, slow 80 of 400 MiB on node 3\n",
+            "pool s1: no memory to divide\n",
             "s1/db  up ",
             "set by command: vm.db.share = 300 (in the file: 100)\n",
             "set by command, not in use: vm.db.share (300): no pool s9\n",

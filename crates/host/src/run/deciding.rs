@@ -58,6 +58,8 @@ pub(super) struct Deciding {
     policy: Policy,
     /// Whether all VMs get all their memory back, whatever their limits.
     evacuates: bool,
+    /// Pools that the policy cannot divide, with the reason.
+    undivided: BTreeMap<PoolName, String>,
     /// Whether the policy was chosen over the API.
     policy_chosen: bool,
     store: Store,
@@ -136,6 +138,7 @@ impl Deciding {
             controller,
             evacuates: false,
             policy: ledger.policy.unwrap_or(config.policy),
+            undivided: BTreeMap::new(),
             policy_chosen: ledger.policy.is_some(),
             store,
             outside: Outside::default(),
@@ -306,6 +309,7 @@ impl Deciding {
 
     /// Sets the sizes that the policy wants.
     fn ask_policy(&mut self) {
+        let before = std::mem::take(&mut self.undivided);
         if self.policy == Policy::Static {
             return;
         }
@@ -326,7 +330,11 @@ impl Deciding {
                     .map(|(((name, _), _), grant)| ((*name).clone(), grant))
                     .collect(),
                 Err(overbooked) => {
-                    tracing::warn!("policy {policy}: {}{overbooked}", of_pool(pool));
+                    let why = overbooked.to_string();
+                    if before.get(pool) != Some(&why) {
+                        tracing::warn!("policy {policy}: {}{why}", of_pool(pool));
+                    }
+                    self.undivided.insert(pool.clone(), why);
                     continue;
                 }
             };
@@ -334,6 +342,7 @@ impl Deciding {
                 tracing::warn!("policy {policy}: {}{refusal}", of_pool(pool));
             }
         }
+        self.stale |= self.undivided != before;
         self.audit(&format!("policy {policy}"));
     }
 

@@ -112,16 +112,41 @@ pub struct Usage {
     pub pressed: bool,
 }
 
-/// A pool that is smaller than the sum of guarantees.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the {tier} pool has {pool}, but {promised} of it is guaranteed; lower a guarantee")]
+/// A pool that is smaller than the sum of guarantees and of memory that cannot be taken back now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Overbooked {
     /// The pool's tier.
     pub tier: Tier,
     /// Its size.
     pub pool: ByteCount,
-    /// The sum of guarantees, including all memory of pinned VMs.
-    pub promised: ByteCount,
+    /// The sum of guarantees, without pinned VMs.
+    pub guaranteed: ByteCount,
+    /// All memory of pinned VMs.
+    pub pinned: ByteCount,
+}
+
+impl std::error::Error for Overbooked {}
+
+impl std::fmt::Display for Overbooked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self {
+            tier,
+            pool,
+            guaranteed,
+            pinned,
+        } = self;
+        write!(
+            f,
+            "the {tier} pool has {pool}, but {guaranteed} of it is guaranteed"
+        )?;
+        if pinned.0 > 0 {
+            write!(f, ", and VMs that cannot be resized now have {pinned}")?;
+        }
+        f.write_str(match guaranteed > pool {
+            true => "; lower a guarantee",
+            false => "; sizes stay until these VMs answer or end",
+        })
+    }
 }
 
 /// Computes each VM's memory, in the order of `claims`.
@@ -148,12 +173,19 @@ fn allocate_tier(
 ) -> Result<Vec<ByteCount>, Overbooked> {
     let pool = pools.get(tier).0;
     let parts: Vec<_> = claims.iter().map(|c| Part::of(policy, tier, c)).collect();
-    let promised = sum(parts.iter().map(|part| part.bounds.least));
-    if promised > pool.into() {
+    let least = |pinned: bool| {
+        let of = claims.iter().zip(&parts);
+        let of = of.filter(move |(claim, _)| claim.pinned == pinned);
+        let bytes = sum(of.map(|(_, part)| part.bounds.least));
+        ByteCount(u64::try_from(bytes).unwrap_or(u64::MAX))
+    };
+    let (guaranteed, pinned) = (least(false), least(true));
+    if guaranteed.0.saturating_add(pinned.0) > pool {
         return Err(Overbooked {
             tier,
             pool: ByteCount(pool),
-            promised: ByteCount(u64::try_from(promised).unwrap_or(u64::MAX)),
+            guaranteed,
+            pinned,
         });
     }
     let mut bounds: Vec<_> = parts.iter().map(|part| part.bounds).collect();

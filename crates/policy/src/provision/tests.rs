@@ -109,10 +109,19 @@ fn guarantees_beyond_the_pool_are_refused() {
     let mut claims = [claim(1), claim(1)];
     claims[0].guarantee = both(300, 0);
     claims[1].pinned = true;
-    let refused = allocate(Policy::Shares, both(500, 4096), &claims, STEP).unwrap_err();
+    let refused = |claims: &[Claim]| {
+        let refused = allocate(Policy::Shares, both(500, 4096), claims, STEP);
+        refused.unwrap_err().to_string()
+    };
     assert_eq!(
-        refused.to_string(),
-        "the fast pool has 500 MiB, but 556 MiB of it is guaranteed; lower a guarantee"
+        refused(&claims),
+        "the fast pool has 500 MiB, but 300 MiB of it is guaranteed, and VMs that cannot be resized now \
+         have 256 MiB; sizes stay until these VMs answer or end"
+    );
+    claims[0].guarantee = both(501, 0);
+    assert_eq!(
+        refused(&claims[..1]),
+        "the fast pool has 500 MiB, but 501 MiB of it is guaranteed; lower a guarantee"
     );
 }
 

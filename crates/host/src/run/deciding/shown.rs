@@ -30,7 +30,9 @@ impl Deciding {
         };
         let pool = |(name, pool): (&PoolName, &Pool)| {
             let controller = self.controller.get(name)?;
-            Some(pool_view(name, pool, controller))
+            let view = pool_view(name, pool, controller);
+            let problem = self.undivided.get(name).cloned();
+            Some(PoolView { problem, ..view })
         };
         let view = HostView {
             version: env!("CARGO_PKG_VERSION").into(),
@@ -65,6 +67,7 @@ fn pool_view(name: &PoolName, pool: &Pool, controller: &Controller) -> PoolView 
         size: TierBytes::from_fn(|tier| controller.pool(tier)).into(),
         committed: TierBytes::from_fn(|tier| controller.committed(tier)).into(),
         may_hold: TierBytes::from_fn(|tier| controller.may_hold(tier)).into(),
+        problem: None,
     }
 }
 
