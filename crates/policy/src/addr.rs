@@ -3,6 +3,9 @@
 use std::fmt;
 use std::ops::Range;
 
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
+
 /// Bytes in a base page (x86-64 and the usual arm64 configuration).
 pub const PAGE_SIZE: u64 = 4096;
 
@@ -16,7 +19,9 @@ pub const COLLAPSE_HOLES_MAX: u64 = BLOCK_SIZE / 16;
 pub const MIB: u64 = 1 << 20;
 
 /// A guest-virtual address (gVA): an address in one process of the guest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
+)]
 pub struct GuestVirtAddr(pub u64);
 
 /// A guest-physical address (gPA): physical from the guest kernel's view.
@@ -24,11 +29,13 @@ pub struct GuestVirtAddr(pub u64);
 pub struct GuestPhysAddr(pub u64);
 
 /// A number of bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
+)]
 pub struct ByteCount(pub u64);
 
 /// A process id as the guest's kernel numbers it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Pid(pub u32);
 
 /// A NUMA node number.
@@ -36,8 +43,17 @@ pub struct Pid(pub u32);
 pub struct NodeId(pub u32);
 
 /// The number of a 2 MiB block in a virtual address space, the unit of moves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Block(pub u64);
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Block(#[serde(deserialize_with = "block_number")] pub u64);
+
+/// Deserializes a block's number: at most that of the end of all addresses.
+fn block_number<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+    let number = u64::deserialize(from)?;
+    match number <= u64::MAX / BLOCK_SIZE + 1 {
+        true => Ok(number),
+        false => Err(D::Error::custom("a block beyond all addresses")),
+    }
+}
 
 impl Block {
     /// The block that contains `addr`.
@@ -62,10 +78,33 @@ impl Block {
 }
 
 /// A half-open range of guest-virtual addresses, `[start, end)`; never empty or reversed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(
+    try_from = "(GuestVirtAddr, GuestVirtAddr)",
+    into = "(GuestVirtAddr, GuestVirtAddr)"
+)]
 pub struct VirtRange {
     start: GuestVirtAddr,
     end: GuestVirtAddr,
+}
+
+/// The ends of no range: they are equal or reversed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a range that is empty or reversed")]
+pub struct NotARange;
+
+impl TryFrom<(GuestVirtAddr, GuestVirtAddr)> for VirtRange {
+    type Error = NotARange;
+
+    fn try_from((start, end): (GuestVirtAddr, GuestVirtAddr)) -> Result<Self, NotARange> {
+        Self::new(start, end).ok_or(NotARange)
+    }
+}
+
+impl From<VirtRange> for (GuestVirtAddr, GuestVirtAddr) {
+    fn from(VirtRange { start, end }: VirtRange) -> Self {
+        (start, end)
+    }
 }
 
 impl VirtRange {

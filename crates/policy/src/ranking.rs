@@ -1,5 +1,8 @@
 //! Ranks the ranges of all processes by heat.
 
+use serde::{Deserialize, Serialize};
+
+use crate::saved::finite;
 use crate::{Pid, VirtRange};
 
 /// A range of one process from its classifier.
@@ -14,13 +17,14 @@ pub struct ClassifiedRange {
 }
 
 /// A range of one process with its heat.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct RankedRange {
     /// The process.
     pub pid: Pid,
     /// Its addresses.
     pub range: VirtRange,
     /// Decayed samples in it.
+    #[serde(deserialize_with = "finite")]
     pub count: f64,
     /// The epoch in which its edges were last set.
     pub born_epoch: u32,

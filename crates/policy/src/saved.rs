@@ -1,68 +1,59 @@
-//! States that are saved as numbers.
+//! Bounds of saved states: what a type alone does not rule out.
 
-/// The numbers are no engine's state.
+use serde::{Deserialize, Deserializer, de::Error};
+
+use crate::{ByLevel, ByteCount};
+
+/// More memory than any machine has. Sums of amounts up to this cannot overflow.
+pub(crate) const BYTES_MAX: u64 = 1 << 56;
+
+/// The data are no engine's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("number {0} is not valid in an engine's state")]
-pub struct NotAState(pub usize);
+#[error("{0} is not possible in an engine's state")]
+pub struct NotAState(pub(crate) &'static str);
 
-/// Reads a sequence of numbers.
-#[derive(Debug)]
-pub struct Numbers<'a> {
-    all: &'a [u64],
-    at: usize,
+/// `Ok` if a condition holds for a part of the state.
+pub(crate) fn check(part: &'static str, is_possible: bool) -> Result<(), NotAState> {
+    is_possible.then_some(()).ok_or(NotAState(part))
 }
 
-impl<'a> Numbers<'a> {
-    /// A reader of all of these.
-    pub fn new(all: &'a [u64]) -> Self {
-        Self { all, at: 0 }
-    }
+/// Numbers, alone or in arrays.
+pub(crate) trait Numbers {
+    fn are_finite(&self) -> bool;
+}
 
-    /// The next number, at most `most`.
-    ///
-    /// # Errors
-    /// It is larger, or there is none.
-    pub fn next(&mut self, most: u64) -> Result<u64, NotAState> {
-        let number = self.all.get(self.at).copied();
-        let number = number.filter(|&n| n <= most).ok_or(NotAState(self.at))?;
-        self.at += 1;
-        Ok(number)
-    }
-
-    /// The next number, of 32 bits.
-    ///
-    /// # Errors
-    /// It is larger, or there is none.
-    pub fn next_u32(&mut self) -> Result<u32, NotAState> {
-        Ok(self.next(u32::MAX.into())? as u32)
-    }
-
-    /// The next number as the bits of a finite float.
-    ///
-    /// # Errors
-    /// It is not finite, or there is none.
-    pub fn number(&mut self) -> Result<f64, NotAState> {
-        let number = f64::from_bits(self.next(u64::MAX)?);
-        self.known(Some(number).filter(|n| n.is_finite()))
-    }
-
-    /// `value`, or an error at the last number if it is `None`.
-    ///
-    /// # Errors
-    /// `value` is `None`.
-    pub fn known<T>(&self, value: Option<T>) -> Result<T, NotAState> {
-        value.ok_or(NotAState(self.at.saturating_sub(1)))
+impl Numbers for f64 {
+    fn are_finite(&self) -> bool {
+        self.is_finite()
     }
 }
 
-/// A state that can be saved as numbers between two epochs.
-pub trait Saved {
-    /// Appends its state.
-    fn save(&self, to: &mut Vec<u64>);
+impl<T: Numbers, const N: usize> Numbers for [T; N] {
+    fn are_finite(&self) -> bool {
+        self.iter().all(T::are_finite)
+    }
+}
 
-    /// Restores a saved state into a new value.
-    ///
-    /// # Errors
-    /// [`Self::save`] cannot have written these numbers.
-    fn restore(&mut self, from: &mut Numbers<'_>) -> Result<(), NotAState>;
+impl<T: Numbers> Numbers for ByLevel<T> {
+    fn are_finite(&self) -> bool {
+        self.0.are_finite()
+    }
+}
+
+/// Deserializes finite numbers.
+pub(crate) fn finite<'de, D, T>(from: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de> + Numbers,
+{
+    let numbers = T::deserialize(from)?;
+    match numbers.are_finite() {
+        true => Ok(numbers),
+        false => Err(D::Error::custom("a number is not finite")),
+    }
+}
+
+/// Whether amounts of memory are less than any machine has.
+pub(crate) fn are_bounded<'a>(bytes: impl IntoIterator<Item = &'a ByteCount>) -> bool {
+    bytes.into_iter().all(|bytes| bytes.0 <= BYTES_MAX)
 }

@@ -15,10 +15,12 @@
 //! - Groups that get neither all they want nor exactly their guarantee get memory in the ratio of their weights.
 //! - No number overflows.
 
+use serde::{Deserialize, Serialize};
+
 use crate::{BLOCK_SIZE, ByteCount};
 
 /// A group's share of fast memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Share {
     /// The group: processes with equal numbers share it.
     pub group: u32,

@@ -2,11 +2,22 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use crate::{ByteCount, Level, Pid};
 
 /// A CPU socket, by the order of the nodes with CPUs. There are [`Socket::MAX`] at most: further ones count as the last.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
+)]
+#[serde(from = "u8")]
 pub struct Socket(u8);
+
+impl From<u8> for Socket {
+    fn from(number: u8) -> Self {
+        Self::new(number.into())
+    }
+}
 
 impl Socket {
     /// The bound on sockets, that of nodes.
@@ -24,7 +35,7 @@ impl Socket {
 }
 
 /// A machine's sockets: empty if there is one only.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Sockets {
     /// The socket that each process runs on; the first if there is none.
     pub(crate) of: BTreeMap<Pid, Socket>,

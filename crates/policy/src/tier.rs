@@ -3,6 +3,8 @@
 //! A machine has up to four tiers, each a [`Level`] below the one before it. A host manages two of them, [`Tier::Fast`]
 //! and [`Tier::Slow`].
 
+use serde::{Deserialize, Serialize};
+
 use crate::ByteCount;
 
 /// A kind of memory.
@@ -69,7 +71,9 @@ impl TierBytes {
 pub const LEVELS: usize = 4;
 
 /// A tier's position among those of a machine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
+)]
 pub enum Level {
     /// The fastest.
     #[default]
@@ -108,7 +112,7 @@ impl Level {
 }
 
 /// A value for each possible tier of a machine, the fastest first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct ByLevel<T>(pub [T; LEVELS]);
 
 impl<T> ByLevel<T> {

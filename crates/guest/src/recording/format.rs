@@ -6,24 +6,26 @@
 //! ```
 //!
 //! Fixed-size numbers are little-endian. Numbers in payloads are LEB128 varints, and signed differences are
-//! zigzag-coded. The checksum covers kind and payload. A file without an end frame is still being written, or its
+//! zigzag-coded. The state is postcard's encoding of a [`Snapshot`]. The checksum covers kind and payload. A file without an end frame is still being written, or its
 //! writer was killed.
 
 use serde::{Deserialize, Serialize};
 
+#[cfg(doc)]
+use demeter_policy::engine::Snapshot;
 use demeter_policy::engine::{Config, Gain};
 use demeter_policy::{ByLevel, ByteCount, Level, Tuning};
 
 use crate::status::TierStatus;
 
 /// The version that is written and read.
-pub const VERSION: u16 = 19;
+pub const VERSION: u16 = 20;
 
 pub(super) const MAGIC: &[u8; 8] = b"demflght";
 pub(super) const PREFIX_BYTES: usize = 10;
 pub(super) const FRAME_HEADER_BYTES: usize = 8;
 
-/// Maximum payload of a frame: the state of a process of about 100 TiB.
+/// Maximum payload of a frame: the state of a process of about 10 TiB.
 pub(super) const FRAME_BYTES_MAX: usize = 1 << 28;
 
 pub(super) const KIND_HEADER: u8 = 0;
@@ -143,10 +145,6 @@ pub(super) fn put_step(to: &mut Vec<u8>, from: u64, number: u64) {
 pub(super) struct Bytes<'a>(pub(super) &'a [u8]);
 
 impl Bytes<'_> {
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     pub(super) fn byte(&mut self) -> Result<u8, Fault> {
         let (&first, rest) = self.0.split_first().ok_or(SHORT)?;
         self.0 = rest;

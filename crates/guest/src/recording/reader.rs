@@ -4,6 +4,8 @@ use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::path::{Path, PathBuf};
 
+use demeter_policy::engine::Snapshot;
+
 use super::events::{Decoder, RecordedEvent};
 use super::format::{
     Bytes, FRAME_BYTES_MAX, FRAME_HEADER_BYTES, Fault, Header, KIND_END, KIND_EVENTS, KIND_HEADER,
@@ -39,7 +41,7 @@ pub struct Reader<R> {
     path: PathBuf,
     source: R,
     header: Header,
-    state: Vec<u64>,
+    state: Option<Snapshot>,
     /// The source's position.
     offset: u64,
     /// The current frame, and the position within it.
@@ -89,7 +91,7 @@ impl<R: Read> Reader<R> {
                 cpus: 0,
                 collapses: false,
             },
-            state: vec![],
+            state: None,
             offset: 0,
             frame: vec![],
             behind: 0,
@@ -111,9 +113,9 @@ impl<R: Read> Reader<R> {
     }
 
     /// The engine's state at the beginning, see
-    /// [`Engine::restore`](demeter_policy::engine::Engine::restore).
-    pub fn state(&self) -> &[u64] {
-        &self.state
+    /// [`Engine::restore`](demeter_policy::engine::Engine::restore). It is there once.
+    pub fn take_state(&mut self) -> Option<Snapshot> {
+        self.state.take()
     }
 
     /// The next event's offset from the start, in bytes.
@@ -178,10 +180,9 @@ impl<R: Read> Reader<R> {
         let at = self.offset;
         self.expect_frame(KIND_STATE)?;
         let frame = std::mem::take(&mut self.frame);
-        let mut bytes = Bytes(&frame);
-        while !bytes.is_empty() {
-            let number = bytes.number().map_err(|fault| self.fault_at(at, fault))?;
-            self.state.push(number);
+        match postcard::take_from_bytes(&frame) {
+            Ok((state, [])) => self.state = Some(state),
+            _ => return Err(self.fault_at(at, Fault::Malformed("a state that is none"))),
         }
         Ok(())
     }

@@ -67,9 +67,10 @@ pub fn replay<R: Read>(
     let header = reader.header();
     let config = header.config();
     let strategy = ByHeat::new(header.gain());
-    let engine = Engine::restore(strategy, config, reader.state());
+    let state = reader.take_state();
+    let engine = state.and_then(|state| Engine::restore(&strategy, config, state).ok());
     let fault = Fault::Malformed("the state at the beginning is none");
-    let mut engine = engine.map_err(|_| reader.content(fault))?;
+    let mut engine = engine.ok_or_else(|| reader.content(fault))?;
     let mut replayed = Replayed {
         first_epoch: engine.epoch(),
         last_epoch: engine.epoch(),

@@ -346,13 +346,13 @@ proptest! {
         for any in &events {
             prop_assert_eq!(decoder.event(&mut from), Ok(any.event()));
         }
-        prop_assert!(from.is_empty());
+        prop_assert!(from.0.is_empty());
     }
 
     #[test]
     fn any_bytes_are_events_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         let (mut decoder, mut from) = (Decoder::default(), Bytes(&bytes));
-        while !from.is_empty() && decoder.event(&mut from).is_ok() {}
+        while !from.0.is_empty() && decoder.event(&mut from).is_ok() {}
     }
 }
 

@@ -9,7 +9,7 @@ use demeter_policy::engine::{Engine, Input, Request};
 
 use super::events::Encoder;
 use super::format::{
-    FRAME_BYTES_MAX, Header, KIND_END, KIND_EVENTS, KIND_HEADER, KIND_STATE, MAGIC, VERSION, put,
+    FRAME_BYTES_MAX, Header, KIND_END, KIND_EVENTS, KIND_HEADER, KIND_STATE, MAGIC, VERSION,
 };
 
 /// Upper bound of one epoch's bytes. A file with less space left is full.
@@ -129,10 +129,9 @@ impl Recorder {
         self.write_all(&prefix)?;
         let header = serde_json::to_vec(&self.header).unwrap_or_default();
         self.write(KIND_HEADER, &header)?;
-        let mut state = vec![];
-        for number in engine.save().unwrap_or_default() {
-            put(&mut state, number);
-        }
+        let state = engine.save();
+        let state = state.and_then(|state| postcard::to_allocvec(&state).ok());
+        let state = state.unwrap_or_default();
         // With more, the next epoch would fill the file again.
         let most = self.file_bytes_max.min(FRAME_BYTES_MAX as u64) / 2;
         if state.len() as u64 > most {

@@ -1,7 +1,8 @@
 //! Takes facts about processes, memory and the machine, and refuses impossible ones.
 
 use super::process::Process;
-use super::{BYTES_MAX, Classify, Engine, Misuse, NodeFacts, Request, State, Strategy};
+use super::{Classify, Engine, Misuse, NodeFacts, Request, State, Strategy};
+use crate::saved::BYTES_MAX;
 use crate::{BLOCK_SIZE, ByLevel, ByteCount, Observation, Pid, Share, Socket, Spread, VirtRange};
 
 impl<S: Strategy> Engine<S> {

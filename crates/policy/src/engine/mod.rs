@@ -52,6 +52,8 @@ mod strategy;
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use carrying::Plans;
 use facts::{bounded, usable};
 use moves::{Moves, Next};
@@ -59,13 +61,14 @@ use process::Process;
 use rechecks::Rechecks;
 
 use crate::damon::Prospect;
-pub use crate::numbers::{NotAState, Numbers, Saved};
 pub use crate::rule::{Balance, EpochEnd, Gain};
+pub use crate::saved::NotAState;
 use crate::served::Served;
 pub use crate::tier::Direction;
 pub use moves::BATCH_BLOCKS;
 pub use process::ProcessFigures;
 pub use protocol::{Input, Misuse, NodeFacts, Request};
+pub use snapshot::Snapshot;
 pub use strategy::{ByHeat, Classify, Config, LookUps, Strategy};
 
 use crate::{
@@ -80,11 +83,8 @@ const CALM_AFTER_EPOCHS: u32 = 8;
 /// Upper limit of counted calm epochs. Each moved block takes one back.
 const CALM_MAX: u32 = 2 * CALM_AFTER_EPOCHS;
 
-/// More memory than any machine has. Sums of amounts up to this cannot overflow.
-const BYTES_MAX: u64 = 1 << 56;
-
 /// Counters since the start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Figures {
     /// Epochs in which samples were taken.
     pub epochs: u64,

@@ -14,6 +14,8 @@
 //! - Hot memory that others demoted returns, half of it or all, in a few epochs.
 //! - Without findings, an epoch looks up at most [`RECHECKS`] hot blocks.
 
+use serde::{Deserialize, Serialize};
+
 use crate::{BLOCK_SIZE, Block, ByteCount, Pid, RankedRange, Spread};
 
 /// Number of blocks looked up again per epoch: hot ones of all processes, and as many of each process by address.
@@ -23,7 +25,7 @@ pub(super) const RECHECKS: usize = 8;
 const RECHECKS_MAX: usize = 1024;
 
 /// The state of the turns, with the last turn's findings.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(super) struct Rechecks {
     /// Position in the ranking, in blocks, of the next turn.
     pub(super) next: u32,

@@ -2,8 +2,8 @@
 
 use super::moves::BATCH_BLOCKS;
 use crate::heat::Heat;
-use crate::numbers::{NotAState, Numbers};
 use crate::rule::{self, Balance, EpochEnd, Gain, Rule};
+use crate::saved::NotAState;
 use crate::tier::Direction;
 use crate::{
     Away, Block, ByLevel, ByteCount, ClassifiedRange, FillThreshold, GuestVirtAddr, Level, Pid,
@@ -237,20 +237,6 @@ pub trait Strategy {
     fn state_bytes(&self) -> usize {
         0
     }
-
-    /// Appends its state between two epochs.
-    fn save(&self, to: &mut Vec<u64>) {
-        let _ = to;
-    }
-
-    /// Restores a saved state.
-    ///
-    /// # Errors
-    /// [`Self::save`] cannot have written these numbers.
-    fn restore(&mut self, from: &mut Numbers<'_>) -> Result<(), NotAState> {
-        let _ = from;
-        Ok(())
-    }
 }
 
 /// The agent's strategy: heat of each block, and exchanges whose loss has reached their cost.
@@ -261,6 +247,21 @@ impl ByHeat {
     /// A new strategy, with this gain per sample.
     pub fn new(gain: Gain) -> Self {
         Self(Rule::new(gain))
+    }
+
+    /// The rule's state. It does not contain the facts about the machine.
+    pub(super) fn rule(&self) -> Rule {
+        self.0.clone()
+    }
+
+    /// CPUs of the machine.
+    pub(super) fn cpus(&self) -> u32 {
+        self.0.cpus()
+    }
+
+    /// A saved rule on this strategy's machine, which had this number of CPUs.
+    pub(super) fn restored(&self, rule: Rule, cpus: u32) -> Result<Self, NotAState> {
+        self.0.restored(rule, cpus).map(Self)
     }
 }
 
@@ -326,14 +327,6 @@ impl Strategy for ByHeat {
 
     fn state_bytes(&self) -> usize {
         self.0.state_bytes()
-    }
-
-    fn save(&self, to: &mut Vec<u64>) {
-        self.0.save(to);
-    }
-
-    fn restore(&mut self, from: &mut Numbers<'_>) -> Result<(), NotAState> {
-        self.0.restore(from)
     }
 }
 

@@ -23,13 +23,17 @@
 //! - Without events all rates are zero.
 //! - At most 47 bytes for each block of a chunk with any evidence.
 
+mod cells;
 mod chunk;
 mod pool;
 mod ranges;
-mod saved;
+
+use serde::{Deserialize, Serialize};
 
 use crate::residency::CHUNK_BLOCKS;
+use crate::saved::{NotAState, check, finite};
 use crate::{Block, VirtRange};
+use cells::{Cells, FIRST, Mapped, path};
 pub(crate) use chunk::ChunkHeat;
 pub use pool::Estimate;
 use pool::{LEVELS, Pools, Spread, spreads_of};
@@ -52,95 +56,56 @@ const WATCHED_MAX_S: f64 = 4.0 * 0.08 / 512.0;
 /// Number of events in a window below which a process is idle.
 const COLD_EVENTS: f64 = 1.0 / 64.0;
 
-/// Number of blocks and groups of 8, 64 and 512 blocks, in one array.
-const CELLS: usize = CHUNK_BLOCKS + CHUNK_BLOCKS / 8 + CHUNK_BLOCKS / 64 + 1;
-
-/// The first cell of each level: blocks, then ever larger groups.
-const FIRST: [usize; LEVELS] = [0, CHUNK_BLOCKS, CHUNK_BLOCKS + CHUNK_BLOCKS / 8, CELLS - 1];
-
-/// A number for each window. They lie together, since new evidence adds to all of them.
-type Cell = [f32; WINDOWS];
-
-/// A cell for each block and group of a chunk.
-type Cells = [Cell; CELLS];
-
-fn cells() -> Box<Cells> {
-    // The array is too large to build on the stack.
-    let boxed: Box<[Cell]> = vec![[0.0; WINDOWS]; CELLS].into_boxed_slice();
-    boxed
-        .try_into()
-        .unwrap_or_else(|_| unreachable!("it has just so many"))
-}
-
-/// The cells of a block and of its groups.
-fn path(at: usize) -> [usize; LEVELS] {
-    [at, FIRST[1] + at / 8, FIRST[2] + at / 64, FIRST[3]]
-}
-
-/// The mapped blocks of a chunk, a bit each.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Mapped([u64; CHUNK_BLOCKS / 64]);
-
-impl Mapped {
-    fn insert(&mut self, block: usize) {
-        self.0[block / 64] |= 1 << (block % 64);
-    }
-
-    fn contains(&self, block: usize) -> bool {
-        self.0[block / 64] >> (block % 64) & 1 == 1
-    }
-
-    /// Number of mapped blocks in a group at a level.
-    #[inline]
-    fn count(&self, level: usize, group: usize) -> u32 {
-        match level {
-            0 => u32::from(self.contains(group)),
-            1 => (self.0[group / 8] >> (group % 8 * 8) & 0xff).count_ones(),
-            2 => self.0[group].count_ones(),
-            _ => self.0.iter().map(|blocks| blocks.count_ones()).sum(),
-        }
-    }
-}
-
 /// Events and exposure in 1 GiB of addresses.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 struct Chunk {
     number: u64,
-    events: Box<Cells>,
+    events: Cells,
     /// Exposure in seconds, if it differs between blocks. Without it, each mapped block is always exposed.
-    exposure: Option<Box<Cells>>,
+    exposure: Option<Cells>,
+    #[serde(skip)]
     mapped: Mapped,
     /// Measurements from this chunk's last turn.
     measured: Box<[Measured; WINDOWS]>,
 }
 
 /// Measurements over all parts of a chunk.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 struct Measured {
     /// Differences between parts, by level.
     spreads: [Spread; LEVELS],
     /// Events per second of all parts, with individual exposures.
+    #[serde(deserialize_with = "finite")]
     watched_rate: f64,
 }
 
 /// The heat of one process. See the module's text.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Heat {
     chunks: Vec<Chunk>,
+    #[serde(skip)]
     space: Vec<VirtRange>,
     /// Weight of a new event in each window.
+    #[serde(deserialize_with = "finite")]
     weight: [f64; WINDOWS],
     /// Length of each window's memory so far, seconds.
+    #[serde(deserialize_with = "finite")]
     span_s: [f64; WINDOWS],
     /// Length of each window's memory, seconds; a second in which only a part of the samples was taken counts for less.
+    #[serde(deserialize_with = "finite")]
     sampled_s: [f64; WINDOWS],
     /// The thinning `n`: each n-th sample is taken.
+    #[serde(skip)]
     thinning: u32,
     /// Sums over all chunks: events, and exposure if it differs between blocks.
+    #[serde(deserialize_with = "finite")]
     events: [f64; WINDOWS],
+    #[serde(deserialize_with = "finite")]
     exposure: [f64; WINDOWS],
     /// Events per second over all chunks, with individual exposures.
+    #[serde(deserialize_with = "finite")]
     watched_rate: [f64; WINDOWS],
+    #[serde(skip)]
     mapped_blocks: u64,
     pools: [Pools; WINDOWS],
 }
@@ -191,8 +156,42 @@ pub(crate) fn window_s(window: usize) -> f64 {
 }
 
 impl Heat {
+    /// Saved heat of a process with these mappings (sorted, disjoint).
+    ///
+    /// # Errors
+    /// A part of it is impossible.
+    pub(crate) fn restored(mut self, space: &[VirtRange]) -> Result<Self, NotAState> {
+        let are_weights = self.weight.iter().all(|weight| *weight >= 1.0);
+        check("the weight of an event", are_weights)?;
+        let mut worths = self.pools.iter().flat_map(|pools| &pools.worth);
+        check("a group's worth", worths.all(|worth| *worth >= 0.0))?;
+        let is_number = |chunk: &Chunk| chunk.number <= u64::MAX / CHUNK_BLOCKS as u64;
+        let are_ordered = self.chunks.is_sorted_by(|a, b| a.number < b.number);
+        let are_chunks = are_ordered && self.chunks.iter().all(is_number);
+        check("the order of chunks", are_chunks)?;
+        self.thinning = 1;
+        self.map(space);
+        for chunk in &self.chunks {
+            let mut arrays = [Some(&chunk.events), chunk.exposure.as_ref()].into_iter();
+            let is_mapped = chunk.mapped != Mapped::default()
+                && arrays.all(|cells| cells.is_none_or(|cells| cells.fit(&chunk.mapped)));
+            check("heat of unmapped memory", is_mapped)?;
+        }
+        Ok(self)
+    }
+
     /// Sets the mappings (sorted, disjoint). Blocks that stay keep their heat.
     pub fn set_space(&mut self, space: &[VirtRange]) {
+        self.map(space);
+        for chunk in &mut self.chunks {
+            chunk.forget_unmapped();
+        }
+        self.chunks
+            .retain(|chunk| chunk.mapped != Mapped::default());
+        self.sum_up();
+    }
+
+    fn map(&mut self, space: &[VirtRange]) {
         self.space = space.to_vec();
         self.mapped_blocks = 0;
         let mut end = 0;
@@ -202,11 +201,8 @@ impl Heat {
             end = end.max(blocks.end);
         }
         for chunk in &mut self.chunks {
-            chunk.set_space(space);
+            chunk.map(space);
         }
-        self.chunks
-            .retain(|chunk| chunk.mapped != Mapped::default());
-        self.sum_up();
     }
 
     /// Adds `events` samples of a block; ignored if it is not mapped.
@@ -255,7 +251,7 @@ impl Heat {
         };
         add(&mut chunk.events, &mut self.events, events);
         if let Some(exposure_s) = exposure_s {
-            let exposure = chunk.exposure.get_or_insert_with(cells);
+            let exposure = chunk.exposure.get_or_insert_default();
             add(exposure, &mut self.exposure, exposure_s);
         }
     }
@@ -331,7 +327,7 @@ impl Heat {
     pub fn state_bytes(&self) -> usize {
         let one = |chunk: &Chunk| {
             let arrays = 1 + usize::from(chunk.exposure.is_some());
-            let cells = arrays * size_of::<Cells>();
+            let cells = arrays * Cells::BYTES;
             size_of::<Chunk>() + cells + size_of_val(&*chunk.measured)
         };
         self.chunks.iter().map(one).sum()
@@ -426,7 +422,7 @@ impl Heat {
         for window in 0..WINDOWS {
             let of = |cells: &Cells| f64::from(cells[FIRST[3]][window]);
             self.events[window] = self.chunks.iter().map(|c| of(&c.events)).sum();
-            let exposures = self.chunks.iter().filter_map(|c| c.exposure.as_deref());
+            let exposures = self.chunks.iter().filter_map(|c| c.exposure.as_ref());
             self.exposure[window] = exposures.map(of).sum();
         }
     }
@@ -436,17 +432,17 @@ impl Chunk {
     fn new(number: u64, space: &[VirtRange]) -> Self {
         let mut chunk = Self {
             number,
-            events: cells(),
+            events: Cells::default(),
             exposure: None,
             mapped: Mapped::default(),
             measured: Box::default(),
         };
-        chunk.set_space(space);
+        chunk.map(space);
         chunk
     }
 
-    /// Sets the mapped blocks, and clears the others.
-    fn set_space(&mut self, space: &[VirtRange]) {
+    /// Sets the mapped blocks.
+    fn map(&mut self, space: &[VirtRange]) {
         self.mapped = Mapped::default();
         let first = self.number * CHUNK_BLOCKS as u64;
         let end = first + CHUNK_BLOCKS as u64;
@@ -460,9 +456,9 @@ impl Chunk {
                 self.mapped.insert((block - first) as usize);
             }
         }
-        self.forget_unmapped();
     }
 
+    /// Clears what lies in unmapped memory.
     fn forget_unmapped(&mut self) {
         let mapped = &self.mapped;
         let arrays = [Some(&mut self.events), self.exposure.as_mut()];

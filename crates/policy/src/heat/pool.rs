@@ -16,7 +16,11 @@
 //! - Without exposure it is the group's; with much exposure, the part's own.
 //! - Parts that differ only by chance are assumed to be alike, except for one case in some thousands.
 
-use super::{CELLS, Chunk, Heat, WINDOWS};
+use serde::{Deserialize, Serialize};
+
+use super::cells::CELLS;
+use super::{Chunk, Heat, WINDOWS};
+use crate::saved::finite;
 use crate::significance::CERTAINTY;
 
 /// Blocks, and groups of 8, 64 and 512 blocks.
@@ -32,7 +36,7 @@ pub struct Estimate {
 }
 
 /// Number of events that a group counts for in the estimate of its parts, by the parts' level.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(super) struct Pools {
     pub(super) worth: [f64; LEVELS],
 }
@@ -47,12 +51,15 @@ impl Default for Pools {
 }
 
 /// Sums over the parts of groups.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub(super) struct Spread {
     /// Variance of counts beyond chance.
+    #[serde(deserialize_with = "finite")]
     pub(super) excess: f64,
     /// Expected variance of `excess`, if all differences were chance.
+    #[serde(deserialize_with = "finite")]
     pub(super) chance: f64,
+    #[serde(deserialize_with = "finite")]
     pub(super) squares: f64,
 }
 

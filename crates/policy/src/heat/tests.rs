@@ -5,7 +5,6 @@ use proptest::prelude::*;
 use super::*;
 use crate::chance::Chance;
 use crate::damon::Observer;
-use crate::engine::{Numbers, Saved};
 use crate::{Pid, ResidencyMap, TierBytes};
 
 const BASE: u64 = 1 << 20;
@@ -315,15 +314,12 @@ proptest! {
             }
         }
         (1..9).for_each(|epoch| one.end_epoch(epoch, 0.5, usize::MAX));
-        let mut saved = vec![];
-        one.save(&mut saved);
-        let mut other = heat(1500);
-        other.restore(&mut Numbers::new(&saved)).unwrap();
+        let saved = postcard::to_allocvec(&one).unwrap();
+        let other: Heat = postcard::from_bytes(&saved).unwrap();
+        let other = other.restored(&space(1500)).unwrap();
         for window in 0..WINDOWS {
             prop_assert_eq!(rates(&one, window, 1500), rates(&other, window, 1500));
         }
-        let mut again = vec![];
-        other.save(&mut again);
-        prop_assert_eq!(saved, again);
+        prop_assert_eq!(saved, postcard::to_allocvec(&other).unwrap());
     }
 }

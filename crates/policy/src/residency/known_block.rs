@@ -1,10 +1,12 @@
 //! The knowledge of one block, and how it is stored.
 
+use serde::{Deserialize, Serialize};
+
 use super::Away;
 use crate::{BLOCK_SIZE, ByLevel, ByteCount, LEVELS, Level, PAGE_SIZE, Socket, Spread, TierBytes};
 
 /// Place and history of one block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Known {
     /// Pages of 4 KiB in each tier.
     pub(super) pages: ByLevel<u16>,
@@ -32,6 +34,14 @@ impl Known {
             away: None,
             is_collapsed: false,
         }
+    }
+
+    /// Whether all of it fits into a block, and it is away only from another tier.
+    pub(crate) fn is_possible(&self) -> bool {
+        let pages: u64 = self.pages.0.iter().map(|pages| u64::from(*pages)).sum();
+        pages <= BLOCK_SIZE / PAGE_SIZE
+            && self.failures <= FAILURES_MAX
+            && self.away.is_none_or(|away| away.home != away.now)
     }
 
     /// Its place.

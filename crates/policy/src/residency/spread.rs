@@ -1,5 +1,7 @@
 //! Where one block lies, and where it came from.
 
+use serde::{Deserialize, Serialize};
+
 use crate::{ByLevel, ByteCount, Level, Socket, TierBytes};
 
 /// Where one block lies.
@@ -67,7 +69,7 @@ impl From<TierBytes> for Spread {
 }
 
 /// A moved block: its first tier and its present one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Away {
     /// The tier in which it was first found.
     pub home: Level,

@@ -8,7 +8,7 @@ const CPUS_PER_MOVER: u32 = 8;
 const MOVERS_MAX: u32 = 4;
 
 /// The facts about a machine that determine the value of a sample.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Gain {
     /// Loads that one sample represents; `None` if the tracker does not know.
     pub loads_per_sample: Option<u32>,

@@ -17,7 +17,10 @@
 //! - Nothing moves while the latencies of loaded tiers are equal.
 //! - Where latency grows with traffic, traffic settles near the balance.
 
+use serde::{Deserialize, Serialize};
+
 use super::Gain;
+use crate::saved::finite;
 use crate::{ByLevel, Level};
 
 /// A tier is loaded from this multiple of its idle latency on: less is the error of a measurement.
@@ -27,13 +30,16 @@ const LOADED: f64 = 1.25;
 const EQUAL: f64 = 0.05;
 
 /// Latencies now, and the cost of events that follows.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub(super) struct Load {
     /// Mean latency lately, nanoseconds; that of an idle tier until it is measured.
+    #[serde(deserialize_with = "finite")]
     pub latency_ns: ByLevel<f64>,
     /// Events a second in all memory.
+    #[serde(deserialize_with = "finite")]
     pub rate: f64,
     /// The extra cost of an event in each tier compared with the first, seconds; below zero where that one is slower.
+    #[serde(skip)]
     pub event_s: ByLevel<f64>,
 }
 

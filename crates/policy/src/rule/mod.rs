@@ -43,12 +43,14 @@ mod loss;
 mod pairs;
 mod price;
 mod remaining;
-mod saved;
 mod scan;
 mod shares;
 mod unit;
 
+use serde::{Deserialize, Serialize};
+
 use crate::heat::{Heat, WINDOWS, window_s};
+use crate::saved::{NotAState, check, finite};
 use crate::tier::Direction;
 use crate::{Away, BLOCK_SIZE, Block, ByLevel, ByteCount, Level, Situation, Spread};
 pub use gain::Gain;
@@ -75,13 +77,16 @@ const FIRST_BLOCKS: usize = 2;
 const BATCH_S: f64 = 0.02;
 
 /// Evidence of memory that was moved to one tier.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 struct Fresh {
     /// Samples since somebody last looked.
+    #[serde(deserialize_with = "finite")]
     events: f64,
     /// Rates of blocks that were watched lately, together, and how many these were. One round's looks end at different times:
     /// those at the hottest blocks last. So a mean of the last few alone would say nothing about the others.
+    #[serde(deserialize_with = "finite")]
     rates: f64,
+    #[serde(deserialize_with = "finite")]
     watched: f64,
 }
 
@@ -100,7 +105,7 @@ impl Fresh {
 }
 
 /// Cost and benefit of moves so far.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Balance {
     /// Time that moves took, but for what the host has ordered, nanoseconds.
     pub cost_ns: u64,
@@ -117,10 +122,12 @@ pub struct Balance {
 }
 
 /// The rule's state. See the module's text.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Rule {
+    #[serde(skip)]
     gain: Gain,
     /// Time that moves may cost now, seconds; below zero earlier ones have lost more than was allowed.
+    #[serde(deserialize_with = "finite")]
     tokens_s: f64,
     promotion: Price,
     demotion: Price,
@@ -128,10 +135,13 @@ pub struct Rule {
     /// Events in memory that was moved, by where it was found first and where it is now.
     fresh: ByLevel<ByLevel<Fresh>>,
     /// Seconds since somebody has looked.
+    #[serde(deserialize_with = "finite")]
     unseen_s: f64,
     /// Income from moved memory, seconds a second: lately, and over the windows of four and sixteen seconds.
+    #[serde(deserialize_with = "finite")]
     income: [f64; STEADY_WINDOWS],
     /// Time that exchanges would certainly save, by the last plan for each boundary and window, seconds a second.
+    #[serde(deserialize_with = "finite")]
     promises: ByLevel<[f64; WINDOWS]>,
     /// The window whose exchanges did not fit the last epoch, for each boundary.
     unfinished: ByLevel<Option<usize>>,
@@ -174,6 +184,27 @@ impl Rule {
             balance: Balance::default(),
             scans: ByLevel::default(),
         }
+    }
+
+    /// CPUs of the machine.
+    pub(crate) fn cpus(&self) -> u32 {
+        self.gain.cpus
+    }
+
+    /// A saved state on this rule's machine, which had this number of CPUs.
+    ///
+    /// # Errors
+    /// A part of the state is impossible.
+    pub(crate) fn restored(&self, saved: Self, cpus: u32) -> Result<Self, NotAState> {
+        let mut windows = saved.unfinished.0.iter().flatten();
+        check(
+            "an unfinished window",
+            windows.all(|window| *window < WINDOWS),
+        )?;
+        let gain = Gain { cpus, ..self.gain };
+        let mut rule = Self { gain, ..saved };
+        rule.load.set_rate(&gain, rule.load.rate);
+        Ok(rule)
     }
 
     /// Takes note of events in memory that was moved to a tier: samples, or accesses found while a block was watched for

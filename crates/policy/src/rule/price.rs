@@ -1,12 +1,14 @@
 //! The cost of moving a byte, as the driver measures it.
 
+use serde::{Deserialize, Serialize};
+
 use crate::{BLOCK_SIZE, MIB};
 
 /// A price is that of about the last 64 MiB.
 pub(super) const PRICE_BYTES: u64 = 64 * MIB;
 
 /// The cost of moving a byte in one direction. It costs nothing until it is measured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(super) struct Price {
     /// Bytes that were tried, halved now and then.
     pub bytes: u64,

@@ -15,16 +15,21 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use crate::Pid;
 use crate::heat::{ChunkHeat, WINDOWS, in_turn};
 use crate::residency::{CHUNK_BLOCKS, CHUNKS_MAX, KnownChunk};
+use crate::saved::finite;
 
 /// A block's events a second and resident byte, in relation to the mean of its chunk.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(super) struct Extremes {
     /// Of the hottest slow block.
+    #[serde(deserialize_with = "finite")]
     pub(super) hottest_slow: f64,
     /// Of the coldest fast block.
+    #[serde(deserialize_with = "finite")]
     pub(super) coldest_fast: f64,
 }
 
@@ -39,7 +44,7 @@ impl Default for Extremes {
 }
 
 /// The extremes of each chunk, by process and number.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct Scan {
     pub(super) seen: BTreeMap<(Pid, u64), [Extremes; WINDOWS]>,
 }
