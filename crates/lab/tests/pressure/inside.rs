@@ -35,9 +35,10 @@ const PAUSE: Duration = Duration::from_millis(20);
 const USE: &str = "use-memory";
 const AGENT: &str = "be-the-agent";
 
-/// The agent finds hot memory; it must move most of it.
-const FINDS: &str = "finds";
-const MOVES: &str = "moves";
+/// An agent's task: to rest, to look at hot memory, or to move most of it.
+const REST_ALL: &str = "rest";
+const LOOK: &str = "look";
+const MOVE: &str = "move";
 
 /// Whether khugepaged reclaims memory for huge pages.
 const KHUGEPAGED_RECLAIMS: &str = "/sys/kernel/mm/transparent_hugepage/khugepaged/defrag";
@@ -57,7 +58,7 @@ const LEFT: u64 = 48 * MIB;
 /// Memory beyond the watermarks that the kernel must reclaim.
 const EXCESS: u64 = 32 * MIB;
 
-/// Epochs of the agent.
+/// Epochs of the agent that are judged.
 const EPOCHS: u32 = 40;
 const EPOCH: Duration = Duration::from_millis(500);
 
@@ -92,8 +93,7 @@ enum Case {
 /// An agent that runs beside the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Beside {
-    /// An agent without samples: a process of the same size that moves nothing. Any process of its size would make the kernel
-    /// reclaim as much.
+    /// An agent without samples: a process of the same size that moves nothing.
     AgentAtRest,
     /// An agent that finds the program's hot memory.
     Agent,
@@ -151,11 +151,10 @@ pub fn be_a_child() {
     let args: Vec<String> = std::env::args().collect();
     match &args[..] {
         [_, what, bytes] if what == USE => use_memory(bytes.parse().unwrap()),
-        [_, what, pid, start, bytes, finds, moves] if what == AGENT => {
+        [_, what, pid, start, bytes] if what == AGENT => {
             let start: u64 = start.parse().unwrap();
             let end = start + bytes.parse::<u64>().unwrap();
-            let hot = (finds == FINDS).then_some(end - HOT..end);
-            manage(Pid(pid.parse().unwrap()), hot, moves == MOVES);
+            manage(Pid(pid.parse().unwrap()), end - HOT..end);
             std::process::exit(0);
         }
         _ => {}
@@ -185,24 +184,25 @@ fn run(case: Case, beside: Beside) -> BTreeMap<String, u64> {
         )
         .unwrap();
     }
+    let mut agent = Command::new("/proc/self/exe")
+        .args([AGENT, &child.id().to_string()])
+        .args([start, bytes].map(|number| number.to_string()))
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
     let files = (case == Case::FullOfFiles).then(read_files);
     let before = counts_at_rest();
     let (stop, stopped) = mpsc::channel();
     let reader = files.map(|files| std::thread::spawn(move || read_on(files, &stopped)));
-    let finds = beside == Beside::Agent;
-    // Where the kernel swaps there is no room to move.
-    let moves = finds && case != Case::BelowWatermarks;
-    let mut agent = Command::new("/proc/self/exe");
-    agent.args([
-        AGENT,
-        &child.id().to_string(),
-        &start.to_string(),
-        &bytes.to_string(),
-        if finds { FINDS } else { "" },
-        if moves { MOVES } else { "" },
-    ]);
+    let task = match (beside, case) {
+        (Beside::AgentAtRest, _) => REST_ALL,
+        // Where the kernel swaps there is no room to move.
+        (Beside::Agent, Case::BelowWatermarks) => LOOK,
+        (Beside::Agent, _) => MOVE,
+    };
+    writeln!(agent.stdin.take().unwrap(), "{task}").unwrap();
     assert!(
-        agent.status().unwrap().success(),
+        agent.wait().unwrap().success(),
         "the agent moved what is hot"
     );
     let after = counts();
@@ -312,11 +312,25 @@ fn counts() -> BTreeMap<String, u64> {
         .collect()
 }
 
-/// Manages a program's memory for a while. Fails if most of its hot memory did not become fast, if it `moves`.
-fn manage(pid: Pid, hot: Option<Range<u64>>, moves: bool) {
+/// Manages a program's memory: at rest until it is told its task, and for a while from then on. Fails if the task is to move and
+/// most of the hot memory did not become fast.
+fn manage(pid: Pid, hot: Range<u64>) {
+    let (tell, told) = mpsc::channel();
+    std::thread::spawn(move || tell.send(io::read_to_string(io::stdin()).unwrap()));
     let status = StatusCell::default();
-    let tracker = HotMemory::of(hot.map(|hot| (pid, hot)).into_iter().collect());
+    let tracker = HotMemory::of(vec![]);
+    let found = tracker.0.clone();
     let mut agent = agent(&[pid], tracker, 0..2, |node| node == 1, &status);
+    let task = loop {
+        agent.step().unwrap();
+        if let Ok(task) = told.recv_timeout(EPOCH) {
+            break task;
+        }
+    };
+    let task = task.trim();
+    if task != REST_ALL {
+        found.lock().unwrap().push((pid, hot));
+    }
     for _ in 0..EPOCHS {
         std::thread::sleep(EPOCH);
         agent.step().unwrap();
@@ -328,7 +342,7 @@ fn manage(pid: Pid, hot: Option<Range<u64>>, moves: bool) {
         told.demoted_bytes / MIB,
         told.failed_bytes
     );
-    assert!(!moves || told.promoted_bytes >= HOT / 2, "{told:?}");
+    assert!(task != MOVE || told.promoted_bytes >= HOT / 2, "{told:?}");
 }
 
 /// Free memory of both nodes above their watermarks.

@@ -5,7 +5,7 @@ use super::moves::Moves;
 use super::protocol::Misuse;
 use super::{CALM_MAX, Engine, State, Strategy};
 use crate::tier::Direction;
-use crate::{Block, ByLevel, ByteCount, Level, Pid, Plan, Spread};
+use crate::{Block, ByLevel, ByteCount, LEVELS, Level, Pid, Plan, Spread};
 
 /// Maximum number of blocks for which more evidence is requested.
 pub(super) const WANTED_MAX: usize = 512;
@@ -111,9 +111,9 @@ impl<S: Strategy> Engine<S> {
         } else if self.moves.collapse(self.strategy.batch_blocks()) {
             State::Collapse
         } else {
-            // Without promotions, free memory does not matter.
-            self.moves
-                .advance(&ByLevel::default(), self.strategy.batch_blocks(), 0);
+            // Demotions alone fit into the room that the plan was made with.
+            let room = ByLevel([ByteCount(u64::MAX); LEVELS]);
+            self.moves.advance(&room, self.strategy.batch_blocks(), 0);
             State::Move
         };
     }

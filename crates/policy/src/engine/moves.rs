@@ -1,16 +1,16 @@
 //! Hands a plan's relocations out, batch by batch.
 //!
 //! # Approach
-//! Promotions run while fast memory has room for them above the plan's level. Then a batch of demotions makes room, and
-//! so on. So free fast memory keeps its level, and kswapd sleeps. Free memory is read before every batch, for two
+//! Promotions run while fast memory has room for them above the plan's level. Then a batch of demotions makes room, as far as
+//! slower memory has any, and so on. So free fast memory keeps its level, and kswapd sleeps. Free memory is read before every batch, for two
 //! reasons. Pages that a demotion frees may wait on a per-CPU list, where allocations of another size cannot use them.
 //! And a promotion that finds no page does direct reclaim before it fails. A little may be missing ([`MISSING_DIVISOR`]),
 //! since the kernel allocates and frees pages meanwhile, and a demotion without its promotion is wasted.
 //!
 //! # Properties
 //! - Every planned relocation is handed out once or dropped; a plan ends.
-//! - Promotions are handed out only while they fit above the level, except for the part of the last one that may be
-//!   missing.
+//! - Promotions are handed out only while they fit above the level, and demotions beside them only while they fit into
+//!   slower memory, except for the part of the last one that may be missing.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -153,7 +153,7 @@ impl Moves {
 
     /// Makes the next batch of at most `blocks_max` blocks. The fastest boundary comes first.
     ///
-    /// If no promotion fits and no demotion remains, promotions wait for up to `reclaims_max` reclaims.
+    /// If nothing fits, promotions wait for up to `reclaims_max` reclaims.
     pub(super) fn advance(
         &mut self,
         usable: &ByLevel<ByteCount>,
@@ -163,18 +163,16 @@ impl Moves {
         self.batch.clear();
         for level in Level::ALL {
             let queue = self.queues.get_mut(level);
-            let mut room = usable.get(level).0.saturating_sub(queue.kept.0);
-            let fits = |r: &Relocation| {
-                let fits = r.bytes.0 - r.bytes.0 / MISSING_DIVISOR <= room;
-                room = room.saturating_sub(if fits { r.bytes.0 } else { 0 });
-                fits
-            };
+            let room = usable.get(level).0.saturating_sub(queue.kept.0);
+            let slower = level.slower().map(|slower| usable.get(slower).0);
+            let slower = slower.fold(0, u64::saturating_add);
             self.level = level;
             self.direction = Direction::Promotion;
-            take_batch(&mut queue.promotions, &mut self.batch, blocks_max, fits);
-            if self.batch.is_empty() {
+            let batch = &mut self.batch;
+            take_batch(&mut queue.promotions, batch, blocks_max, fits(room));
+            if batch.is_empty() {
                 self.direction = Direction::Demotion;
-                take_batch(&mut queue.demotions, &mut self.batch, blocks_max, |_| true);
+                take_batch(&mut queue.demotions, batch, blocks_max, fits(slower));
             }
             if !self.batch.is_empty() {
                 self.reclaims = 0;
@@ -183,7 +181,7 @@ impl Moves {
         }
         self.reclaims += 1;
         if self.reclaims > reclaims_max {
-            self.queues.0.iter_mut().for_each(|q| q.promotions.clear());
+            self.queues = ByLevel::default();
         }
         match self.wants_room() {
             false => Next::Done,
@@ -195,6 +193,15 @@ impl Moves {
 impl Queue {
     fn all(&self) -> impl Iterator<Item = &Relocation> {
         self.promotions.iter().chain(&self.demotions)
+    }
+}
+
+/// Whether relocations fit into this room, one after the other.
+fn fits(mut room: u64) -> impl FnMut(&Relocation) -> bool {
+    move |r| {
+        let fits = r.bytes.0 - r.bytes.0 / MISSING_DIVISOR <= room;
+        room = room.saturating_sub(if fits { r.bytes.0 } else { 0 });
+        fits
     }
 }
 
@@ -219,7 +226,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::BLOCK_SIZE;
+    use crate::{BLOCK_SIZE, LEVELS};
 
     /// Free memory in the fastest tier only.
     fn first(usable: ByteCount) -> ByLevel<ByteCount> {
@@ -241,17 +248,50 @@ mod tests {
         let mut moves = Moves::default();
         moves.add(Level::First, plan(&[1], &[2]));
         moves.add(Level::Second, plan(&[3], &[4]));
-        let mut next = |first, second| {
-            let usable = [first, second, 0, 0].map(|blocks| ByteCount(blocks * BLOCK_SIZE));
+        let mut next = |first, second, third| {
+            let usable = [first, second, third, 0].map(|blocks| ByteCount(blocks * BLOCK_SIZE));
             let is_batch = moves.advance(&ByLevel(usable), BATCH_BLOCKS, 0) == Next::Batch;
             is_batch.then(|| (moves.level, moves.direction, moves.batch[0].block.0))
         };
         use Direction::{Demotion, Promotion};
-        assert_eq!(next(0, 1), Some((Level::First, Demotion, 2)));
-        assert_eq!(next(0, 1), Some((Level::Second, Promotion, 3)));
-        assert_eq!(next(1, 0), Some((Level::First, Promotion, 1)));
-        assert_eq!(next(0, 0), Some((Level::Second, Demotion, 4)));
-        assert_eq!(next(0, 0), None);
+        assert_eq!(next(0, 1, 0), Some((Level::First, Demotion, 2)));
+        assert_eq!(next(0, 1, 0), Some((Level::Second, Promotion, 3)));
+        assert_eq!(next(1, 0, 0), Some((Level::First, Promotion, 1)));
+        assert_eq!(next(0, 0, 1), Some((Level::Second, Demotion, 4)));
+        assert_eq!(next(1, 1, 1), None);
+    }
+
+    #[test]
+    fn nothing_is_handed_out_while_all_tiers_are_full() {
+        let relocations = |blocks: std::ops::Range<u64>| -> Vec<Relocation> {
+            let relocation = |block| Relocation {
+                pid: Pid(7),
+                block: Block(block),
+                bytes: ByteCount(BLOCK_SIZE),
+            };
+            blocks.map(relocation).collect()
+        };
+        let mut moves = Moves::default();
+        let plan = Plan {
+            promotions: relocations(0..3),
+            demotions: relocations(3..6),
+            ..Plan::default()
+        };
+        moves.add(Level::First, plan);
+        let blocks = |free: [u64; LEVELS]| ByLevel(free.map(|n| ByteCount(n * BLOCK_SIZE)));
+        assert_eq!(
+            moves.advance(&blocks([0, 2, 0, 0]), BATCH_BLOCKS, 0),
+            Next::Batch
+        );
+        assert_eq!(
+            (moves.direction, moves.batch.len()),
+            (Direction::Demotion, 2)
+        );
+        assert_eq!(
+            moves.advance(&blocks([0; LEVELS]), BATCH_BLOCKS, 0),
+            Next::Done
+        );
+        assert!(moves.is_done());
     }
 
     fn promotions(bytes: impl IntoIterator<Item = u64>) -> Moves {
