@@ -291,14 +291,22 @@ impl NodeMemory {
     /// the list is unknown, since small pages wait on it, too. In the lab (Linux 6.12) demoting a huge page left the node's
     /// free memory unchanged; that the list causes this is inferred.
     pub fn for_moves(&self) -> ByteCount {
-        let (low, high) = (self.low_watermark.0, self.high_watermark.0);
-        let kept = match self.inactive_file.0 >= high.saturating_sub(low) {
-            true => low,
-            false => high.saturating_add(FOR_COMPACTION),
-        };
-        let usable = self.free.0.saturating_sub(kept);
+        let usable = self.free.0.saturating_sub(self.kept_from_moves());
         let is_on_a_list = usable >= BLOCK_SIZE && self.held_by_cpus.0 >= BLOCK_SIZE;
         ByteCount(usable + if is_on_a_list { BLOCK_SIZE } else { 0 })
+    }
+
+    /// Memory that the node lacks until moves may use any.
+    pub fn missing_for_moves(&self) -> ByteCount {
+        ByteCount(self.kept_from_moves().saturating_sub(self.free.0))
+    }
+
+    fn kept_from_moves(&self) -> u64 {
+        let (low, high) = (self.low_watermark.0, self.high_watermark.0);
+        match self.inactive_file.0 >= high.saturating_sub(low) {
+            true => low,
+            false => high.saturating_add(FOR_COMPACTION),
+        }
     }
 
     /// Parses the file's text; `None` if it lists no zone of the node.

@@ -54,6 +54,8 @@ const VICTIMS_TRIED: usize = 16;
 pub struct Room {
     /// Free fast memory.
     pub fast_free: ByteCount,
+    /// Memory that the fast tier lacks until any is free: below a watermark the kernel keeps what is demoted.
+    pub fast_missing: ByteCount,
     /// Fast memory that filling leaves free.
     pub fast_reserve: ByteCount,
     /// Free fast memory below which blocks are demoted until the reserve is restored; at most the reserve, and zero if

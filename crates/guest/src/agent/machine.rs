@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use demeter_policy::engine::{Direction, NodeFacts};
 use demeter_policy::{
-    Block, ByLevel, ByteCount, Level, NodeId, Pid, Placer, Relocation, Rooms, Socket, room_of_one,
-    rooms_by_socket,
+    Block, ByLevel, ByteCount, LEVELS, Level, NodeId, Pid, Placer, Relocation, Rooms, Socket,
+    room_of_one, rooms_by_socket,
 };
 
 use crate::config::Config;
@@ -188,6 +188,7 @@ impl Machine {
     pub fn facts(&self) -> Result<ByLevel<NodeFacts>, NodesError> {
         let memory = NodeMemory::read_all(&self.root, self.tiers().nodes())?;
         let mut sum = ByLevel::<NodeFacts>::default();
+        let mut missing = ByLevel([u64::MAX; LEVELS]);
         for (node, memory) in self.tiers().nodes().zip(memory) {
             if let Some(level) = self.tiers().of(node)
                 && !self.draining.contains_key(&node)
@@ -195,7 +196,13 @@ impl Machine {
                 // Summed by node: one node's reserve cannot be used on another.
                 let room = room_of_one(memory.for_moves(), self.tiers().at(level).len());
                 sum.get_mut(level).free.0 += room.0;
+                let least = missing.get_mut(level);
+                *least = memory.missing_for_moves().0.min(*least);
             }
+        }
+        for (tier, missing) in sum.0.iter_mut().zip(missing.0) {
+            let is_full = tier.free.0 == 0 && missing < u64::MAX;
+            tier.kept.0 = if is_full { missing } else { 0 };
         }
         Ok(sum)
     }

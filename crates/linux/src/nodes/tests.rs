@@ -418,6 +418,11 @@ fn moves_leave_what_the_kernel_keeps_and_room_for_compaction() {
         [4, 5, 9],
         "files"
     );
+    let missing_mib = |free: u64| {
+        let free = ByteCount(free * MIB);
+        NodeMemory { free, ..node(0, 0) }.missing_for_moves().0 / MIB
+    };
+    assert_eq!([14, 24, 30].map(missing_mib), [10, 0, 0]);
     let kept = ByteCount(u64::MAX);
     let odd = NodeMemory {
         low_watermark: kept,

@@ -284,6 +284,7 @@ impl<S: Strategy> Engine<S> {
         }
         Room {
             fast_free: *usable.get(level),
+            fast_missing: *self.missing.get(level),
             fast_reserve,
             fast_low,
             slow_free: ByteCount(level.slower().map(|slower| usable.get(slower).0).sum()),

@@ -170,6 +170,7 @@ pub(super) fn bounded(bytes: ByteCount) -> Result<ByteCount, Misuse> {
 pub(super) fn usable(facts: ByLevel<NodeFacts>) -> Result<ByLevel<ByteCount>, Misuse> {
     for tier in &facts.0 {
         bounded(tier.free)?;
+        bounded(tier.missing())?;
     }
     Ok(ByLevel(facts.0.map(|tier| tier.usable())))
 }

@@ -167,8 +167,9 @@ pub struct Engine<S: Strategy = ByHeat> {
     moving_ns: u64,
     /// Blocks for which more evidence is requested.
     wanted: Vec<(Pid, Block)>,
-    /// Usable memory of each tier at the last reading.
+    /// Usable memory of each tier at the last reading, and memory that the tier lacks until any is usable.
     usable: Option<ByLevel<ByteCount>>,
+    missing: ByLevel<ByteCount>,
     balloon_wants: ByteCount,
     /// The thinning `n`: each n-th sample is taken.
     thinning: u32,
@@ -206,6 +207,7 @@ impl<S: Strategy> Engine<S> {
             calm: 0,
             repeats: 0,
             usable: None,
+            missing: ByLevel::default(),
             balloon_wants: ByteCount(0),
             thinning: 1,
             paused: false,
@@ -302,6 +304,7 @@ impl<S: Strategy> Engine<S> {
                 let usable = usable(facts)?;
                 let latency_ns = ByLevel(facts.0.map(|tier| tier.latency_ns));
                 self.strategy.loaded(&latency_ns);
+                self.missing = ByLevel(facts.0.map(|tier| tier.missing()));
                 self.plan(usable);
             }
             (Input::Nodes(facts), State::Room) => {

@@ -122,6 +122,11 @@ impl NodeFacts {
     pub fn usable(&self) -> ByteCount {
         ByteCount(self.free.0.saturating_sub(self.kept.0))
     }
+
+    /// Memory that the tier lacks until any is usable.
+    pub fn missing(&self) -> ByteCount {
+        ByteCount(self.kept.0.saturating_sub(self.free.0))
+    }
 }
 
 /// A request of the engine. It stays until it is answered.

@@ -35,6 +35,7 @@ pub struct Snapshot {
     thinning: u32,
     sizes: ByLevel<ByteCount>,
     usable: Option<ByLevel<ByteCount>>,
+    missing: ByLevel<ByteCount>,
     balloon_wants: ByteCount,
     rechecks: Rechecks,
     wanted: Vec<(Pid, Block)>,
@@ -87,6 +88,7 @@ impl Engine<ByHeat> {
             thinning: self.thinning,
             sizes: self.config.sizes,
             usable: self.usable,
+            missing: self.missing,
             balloon_wants: self.balloon_wants,
             rechecks: self.rechecks,
             wanted: self.wanted.clone(),
@@ -121,6 +123,7 @@ impl Engine<ByHeat> {
         engine.thinning = saved.thinning.max(1);
         engine.config.sizes = saved.sizes;
         engine.usable = saved.usable;
+        engine.missing = saved.missing;
         engine.balloon_wants = saved.balloon_wants;
         engine.rechecks = saved.rechecks;
         engine.wanted = saved.wanted;
@@ -153,6 +156,7 @@ impl Snapshot {
             "usable memory",
             are_bounded(self.usable.iter().flat_map(|u| &u.0)),
         )?;
+        check("missing memory", are_bounded(&self.missing.0))?;
         check("the balloon's wish", are_bounded([&self.balloon_wants]))?;
         check("free memory", are_bounded(self.sockets.rooms.values()))?;
         check(

@@ -62,6 +62,7 @@ fn planned(ones: &[u32], in_fast: &[bool], free_blocks: u64, hot_ones: u32) -> P
             room: Room {
                 fast_free: ByteCount(free_blocks * BLOCK_SIZE),
                 fast_reserve: ByteCount(0),
+                fast_missing: ByteCount(0),
                 fast_low: ByteCount(0),
                 slow_free: ByteCount(1 << 40),
                 batch: ByteCount(1 << 40),

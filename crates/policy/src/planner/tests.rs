@@ -118,6 +118,7 @@ fn room(fast_free: u64, batch: u64) -> Room {
     Room {
         fast_free: blocks(fast_free),
         fast_reserve: blocks(4),
+        fast_missing: ByteCount(0),
         fast_low: blocks(2),
         slow_free: blocks(1000),
         batch: blocks(batch),
@@ -184,6 +185,7 @@ fn machines() -> impl Strategy<Value = Machine> {
             let room = Room {
                 fast_free: blocks(free),
                 fast_reserve: blocks(reserve),
+                fast_missing: ByteCount(0),
                 fast_low: blocks(low.min(reserve)),
                 slow_free: blocks(slow),
                 batch: blocks(batch),

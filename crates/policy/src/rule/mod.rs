@@ -10,7 +10,8 @@
 //!    the slower tier. Counts are compared by their square roots, whose chance is the same however few there are.
 //! 2. A pair is exchanged once its loss over some window has reached the measured cost of the exchange. Each shorter
 //!    window has to show the same difference, within chance. The hottest slow block is paired with the coldest
-//!    fast one, and so on; while fast memory is free a promotion needs no partner.
+//!    fast one, and so on; while fast memory is free a promotion needs no partner. Where it is full below a watermark, the
+//!    coldest make up for that first.
 //! 3. A token bucket pays for exchanges. It begins with a quarter of a second for each CPU and gains 0.3 % of the machine's
 //!    time. It gains what memory earns that was moved, and loses what that memory loses, compared with where it lay first.
 //!    Income that was steady for up to sixteen seconds is lent for as long again. So is the income that exchanges promise, as
@@ -31,7 +32,7 @@
 //! - One pair, prices known, costs at most three times what an offline optimum costs, and an exchange more.
 //! - Moves cost at most twice (for the way back) the sum of the first tokens, the share of the time and what moves earn.
 //! - Neither tier is promised more than it has. Once fast memory is full, promotions and demotions are equal to within a
-//!   block.
+//!   block, but for demotions that make up for missing memory.
 //! - A plan is bounded by the budget of one epoch.
 //! - The same evidence gives the same plan.
 

@@ -60,7 +60,14 @@ fn plan_with(
             may_pay || (rule.has_lost() && unit.goes_home) || !situation.shares.is_empty()
         };
         promises[window] = promise(rule, window, &mut candidates, &mut plan, may_move);
-        make_room(rule, situation, &mut candidates, &mut left, &mut plan);
+        make_room(
+            rule,
+            window,
+            situation,
+            &mut candidates,
+            &mut left,
+            &mut plan,
+        );
         let goes_on = !left.is_spent() || before == Some(window);
         exchange(rule, window, &candidates, &mut shares, &mut left, &mut plan);
         relieve(rule, window, &candidates, &mut left, &mut plan);
@@ -97,20 +104,29 @@ fn promise(
     promised_s
 }
 
-/// Demotes the coldest without an exchange while the balloon waits for memory.
+/// Demotes the coldest without an exchange while the balloon waits for memory, and where fast memory lacks some before
+/// anything can be promoted, as far as exchanges for the hottest would pay.
 fn make_room(
     rule: &Rule,
+    window: usize,
     situation: &Situation<'_>,
     candidates: &mut Candidates<'_>,
     left: &mut Remaining,
     plan: &mut Plan,
 ) {
-    if !situation.balloon_waits {
-        return;
-    }
+    let lacks = situation.room.fast_missing.0 > 0 && situation.shares.is_empty();
+    let hottest = candidates.slow.first().filter(|_| lacks);
+    let pays = |left: &Remaining, victim: &Unit<'_>| {
+        let pays =
+            |hot: &Unit<'_>| victim.density < hot.density && rule.pays(window, hot, Some(victim));
+        !left.is_spent() && hottest.is_some_and(pays)
+    };
     let mut taken = 0;
     for victim in &candidates.fast {
-        if left.fast_free >= left.level || !left.can_demote(victim.bytes) {
+        if left.fast_free >= left.level
+            || !left.can_demote(victim.bytes)
+            || !(situation.balloon_waits || pays(left, victim))
+        {
             break;
         }
         left.demote(victim, rule.demotion_s(victim.bytes));
@@ -198,9 +214,7 @@ fn partners(
     }
     let missing = match left.has_room_for(hot.bytes) {
         true => hot.bytes,
-        false => hot
-            .bytes
-            .saturating_sub(left.fast_free.saturating_sub(left.level)),
+        false => (left.level + hot.bytes).saturating_sub(left.fast_free),
     };
     let mut leaving: Vec<usize> = vec![];
     let mut demoted = 0;

@@ -17,6 +17,7 @@ pub(super) struct Remaining {
     /// Events a second whose memory may still move.
     pub(super) may_shift: f64,
     pub(super) fast_free: u64,
+    /// Fast memory that stays free, including what the tier lacks.
     pub(super) level: u64,
     slow_free: u64,
     /// Free fast memory near each socket.
@@ -40,10 +41,10 @@ impl Remaining {
             spare_s: rule.spare_s() - spent_s,
             epoch_s: rule.movers_s(situation) - spent_s,
             may_promote: most,
-            may_demote: most,
+            may_demote: most.saturating_add(room.fast_missing.0),
             may_shift: rule.load.most_events(&rule.gain, situation.level),
             fast_free: room.fast_free.0,
-            level: room.level().0,
+            level: room.level().0 + room.fast_missing.0,
             slow_free: room.slow_free.0,
             rooms: situation.sockets.rooms_of(situation.level),
         }

@@ -53,6 +53,7 @@ impl World {
             room: Room {
                 fast_free: blocks(fast_free),
                 fast_reserve: ByteCount(0),
+                fast_missing: ByteCount(0),
                 fast_low: ByteCount(0),
                 slow_free: blocks(1 << 20),
                 batch: blocks(1 << 20),

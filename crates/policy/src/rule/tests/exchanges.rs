@@ -63,3 +63,15 @@ fn unused_memory_stays_though_fast_memory_is_free_and_no_price_is_known() {
         assert!(plan.is_empty(), "{plan:?}");
     }
 }
+
+#[test]
+fn missing_fast_memory_is_made_up_by_the_coldest_before_anything_is_promoted() {
+    let missing = |hottest: u32| {
+        let mut world = World::new(&[(1, 20, 20)], 0);
+        world.room.fast_missing = blocks(5);
+        let plan = world.epoch(|_, b| if b == 30 { hottest } else { 2 });
+        (plan.demotions.len(), plan.promotions.len())
+    };
+    assert_eq!(missing(400), (6, 1));
+    assert_eq!(missing(2), (0, 0));
+}

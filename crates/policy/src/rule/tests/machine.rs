@@ -116,6 +116,7 @@ fn gain(m: &Machine) -> Gain {
 const ROOM: Room = Room {
     fast_free: ByteCount(0),
     fast_reserve: ByteCount(0),
+    fast_missing: ByteCount(0),
     fast_low: ByteCount(0),
     slow_free: ByteCount(u64::MAX / 2),
     batch: ByteCount(u64::MAX / 2),
