@@ -214,7 +214,9 @@ fn partners(
     }
     let missing = match left.has_room_for(hot.bytes) {
         true => hot.bytes,
-        false => (left.level + hot.bytes).saturating_sub(left.fast_free),
+        false => hot
+            .bytes
+            .saturating_sub(left.fast_free.saturating_sub(left.level)),
     };
     let mut leaving: Vec<usize> = vec![];
     let mut demoted = 0;
