@@ -312,7 +312,7 @@ fn counts() -> BTreeMap<String, u64> {
         .collect()
 }
 
-/// Manages a program's memory: at rest until it is told its task, and for a while from then on. Fails if the task is to move and
+/// Manages a program's memory: at rest until its task arrives, and for a while from then on. Fails if the task is to move and
 /// most of the hot memory did not become fast.
 fn manage(pid: Pid, hot: Range<u64>) {
     let (tell, told) = mpsc::channel();

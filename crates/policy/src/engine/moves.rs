@@ -9,8 +9,8 @@
 //!
 //! # Properties
 //! - Every planned relocation is handed out once or dropped; a plan ends.
-//! - Promotions are handed out only while they fit above the level, and demotions beside them only while they fit into
-//!   slower memory, except for the part of the last one that may be missing.
+//! - Promotions are handed out only while they fit above the level, except for the part of the last one that may be
+//!   missing. Demotions beside them likewise fit into slower memory.
 
 use std::collections::{BTreeSet, VecDeque};
 

@@ -104,8 +104,8 @@ fn promise(
     promised_s
 }
 
-/// Demotes the coldest without an exchange while the balloon waits for memory, and where fast memory lacks some before
-/// anything can be promoted, as far as exchanges for the hottest would pay.
+/// Demotes the coldest without an exchange while the balloon waits for memory. It does so, too, where fast memory lacks some
+/// before anything can be promoted, as far as exchanges for the hottest would pay.
 fn make_room(
     rule: &Rule,
     window: usize,
