@@ -12,7 +12,7 @@
 //!    window has to show the same difference, within chance. The hottest slow block is paired with the coldest
 //!    fast one, and so on; while fast memory is free a promotion needs no partner. Where it is full below a watermark, the
 //!    coldest make up for that first.
-//! 3. A token bucket pays for exchanges. It begins with a quarter of a second for each CPU and gains 0.3 % of the machine's
+//! 3. A token bucket pays for exchanges. It begins with half a second for each CPU and gains 0.3 % of the machine's
 //!    time. It gains what memory earns that was moved, and loses what that memory loses, compared with where it lay first.
 //!    Income that was steady for up to sixteen seconds is lent for as long again. So is the income that exchanges promise, as
 //!    far as moved memory earns what was expected of it: a move's expected income is what its block lost before. When the
@@ -64,8 +64,9 @@ use scan::Scan;
 /// hundredth.
 const TRICKLE: f64 = 0.003;
 
-/// Tokens at first, seconds for each CPU: a few exchanges on the slowest machine known. At most a second is kept.
-const TOKENS_S: f64 = 0.25;
+/// Tokens at first, seconds for each CPU: a few exchanges on the slowest machine known, whose demotions fill CPUs' lists of free
+/// pages before they make room. At most a second is kept.
+const TOKENS_S: f64 = 0.5;
 
 /// Income counts as steady that was there lately, and in each of the windows of four and sixteen seconds.
 const STEADY_WINDOWS: usize = 3;
