@@ -2,10 +2,10 @@
 //!
 //! # Approach
 //! Promotions run while fast memory has room for them above the plan's level. Then a batch of demotions makes room, as far as
-//! slower memory has any, and so on. So free fast memory keeps its level, and kswapd sleeps. Free memory is read before every batch, for two
-//! reasons. Pages that a demotion frees may wait on a per-CPU list, where allocations of another size cannot use them.
-//! And a promotion that finds no page does direct reclaim before it fails. A little may be missing ([`MISSING_DIVISOR`]),
-//! since the kernel allocates and frees pages meanwhile, and a demotion without its promotion is wasted.
+//! slower memory has any, and so on. So free fast memory keeps its level, and kswapd sleeps. Free memory is read before every
+//! batch, for two reasons. Pages that a demotion frees may wait on a per-CPU list, where allocations of another size cannot
+//! use them. And a promotion that finds no page does direct reclaim before it fails. A little may be missing
+//! ([`MISSING_DIVISOR`]), since the kernel allocates and frees pages meanwhile, and a demotion without its promotion is wasted.
 //!
 //! # Properties
 //! - Every planned relocation is handed out once or dropped; a plan ends.
