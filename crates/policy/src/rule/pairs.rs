@@ -115,25 +115,25 @@ fn make_room(
     plan: &mut Plan,
 ) {
     let lacks = situation.room.fast_missing.0 > 0 && situation.shares.is_empty();
-    let hottest = candidates.slow.first().filter(|_| lacks);
-    let pays = |left: &Remaining, victim: &Unit<'_>| {
-        let pays =
-            |hot: &Unit<'_>| victim.density < hot.density && rule.pays(window, hot, Some(victim));
-        !left.is_spent() && hottest.is_some_and(pays)
+    let Candidates { slow, fast, .. } = candidates;
+    let hottest = slow.first().filter(|_| lacks);
+    let pays = |victim: &Unit<'_>| {
+        hottest.is_some_and(|hot| {
+            // Room on another socket would attract memory that belongs here.
+            victim.socket == hot.socket
+                && victim.density < hot.density
+                && rule.pays(window, hot, Some(victim))
+        })
     };
-    let mut taken = 0;
-    for victim in &candidates.fast {
-        if left.fast_free >= left.level
-            || !left.can_demote(victim.bytes)
-            || !(situation.balloon_waits || pays(left, victim))
-        {
-            break;
+    fast.retain(|victim| {
+        let may_leave = left.fast_free < left.level && left.can_demote(victim.bytes);
+        let leaves = may_leave && (situation.balloon_waits || (!left.is_spent() && pays(victim)));
+        if leaves {
+            left.demote(victim, rule.demotion_s(victim.bytes));
+            plan.demotions.push(victim.relocation());
         }
-        left.demote(victim, rule.demotion_s(victim.bytes));
-        plan.demotions.push(victim.relocation());
-        taken += 1;
-    }
-    candidates.fast.drain(..taken);
+        !leaves
+    });
 }
 
 /// Demotes the hottest units of a tier that is slower than the next one, as far as that pays.

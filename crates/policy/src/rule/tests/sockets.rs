@@ -5,7 +5,18 @@ use super::*;
 /// A process on the second socket. Four cold blocks lie in fast memory near the first socket, where `free` more are free.
 /// Then come `near` blocks near its own, and four hot ones in slow memory. Returns the blocks that a plan demotes and promotes.
 fn plan_of_two_sockets(near: u64, free: u64, events_near: u32) -> [Vec<u64>; 2] {
+    plan_while_some_is_missing(near, free, events_near, 0)
+}
+
+/// The same while fast memory lacks some blocks.
+fn plan_while_some_is_missing(
+    near: u64,
+    free: u64,
+    events_near: u32,
+    missing: u64,
+) -> [Vec<u64>; 2] {
     let mut world = World::new(&[(1, 4 + near, 4)], free);
+    world.room.fast_missing = blocks(missing);
     let second = Socket::new(1);
     world.sockets.of.insert(Pid(1), second);
     for (socket, room) in [(Socket::default(), free), (second, 0)] {
@@ -56,4 +67,12 @@ fn where_its_own_socket_holds_hot_memory_free_memory_of_another_one_is_used() {
     let [demoted, promoted] = plan_of_two_sockets(40, 0, 100);
     assert_eq!(promoted, [44, 45, 46, 47]);
     assert_eq!(demoted, [0, 1, 2, 3]);
+}
+
+#[test]
+fn missing_memory_is_made_up_on_the_sockets_own_node() {
+    let [demoted, promoted] = plan_while_some_is_missing(20, 0, 0, 3);
+    assert_eq!(promoted.len(), 4);
+    assert_eq!(demoted.len(), 7);
+    assert!(demoted.iter().all(|&block| block >= 4), "{demoted:?}");
 }
