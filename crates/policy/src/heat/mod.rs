@@ -165,7 +165,7 @@ impl Heat {
         check("the weight of an event", are_weights)?;
         let mut worths = self.pools.iter().flat_map(|pools| &pools.worth);
         check("a group's worth", worths.all(|worth| *worth >= 0.0))?;
-        let is_number = |chunk: &Chunk| chunk.number <= u64::MAX / CHUNK_BLOCKS as u64;
+        let is_number = |chunk: &Chunk| chunk.number < u64::MAX / CHUNK_BLOCKS as u64;
         let are_ordered = self.chunks.is_sorted_by(|a, b| a.number < b.number);
         let are_chunks = are_ordered && self.chunks.iter().all(is_number);
         check("the order of chunks", are_chunks)?;
