@@ -179,7 +179,7 @@ fn exchange(
             false => partners(rule, window, hot, &victims, parts, left, plan),
         };
         if partners.is_none() {
-            let may_fill = parts.may_fill(hot.pid) && (left.tokens_s > 0.0 || hot.goes_home);
+            let may_fill = parts.may_fill(hot.pid) && (!left.is_broke() || hot.goes_home);
             if !has_room || !may_fill || !rule.pays(window, hot, None) {
                 continue;
             }
@@ -208,7 +208,7 @@ fn partners(
     left: &Remaining,
     plan: &mut Plan,
 ) -> Option<Vec<usize>> {
-    let is_broke = left.tokens_s <= 0.0;
+    let is_broke = left.is_broke();
     if is_broke && !hot.goes_home && parts.is_empty() {
         return None;
     }
@@ -257,7 +257,7 @@ fn tried(
     parts: &Parts,
     left: &Remaining,
 ) -> Vec<usize> {
-    let is_broke = left.tokens_s <= 0.0;
+    let is_broke = left.is_broke();
     let may_leave = |at: &usize| !is_broke || victims[*at].goes_home || !parts.is_empty();
     let coldest_first = (0..victims.len()).rev().filter(may_leave);
     let is_near = |at: &usize| victims[*at].socket == hot.socket;

@@ -7,7 +7,7 @@ use crate::{BLOCK_SIZE, Level, Plan, Relocation, Situation};
 
 /// Time and room that the plan may still use.
 pub(super) struct Remaining {
-    pub(super) tokens_s: f64,
+    tokens_s: f64,
     /// Tokens that moves do not need: those beyond the first ones, without loans.
     spare_s: f64,
     /// Time of all threads that move, until the epoch ends.
@@ -52,7 +52,12 @@ impl Remaining {
 
     /// Whether no exchange can be paid for in this epoch any more, or the tiers' latencies have to be measured first.
     pub(super) fn is_spent(&self) -> bool {
-        self.epoch_s <= 0.0 || self.tokens_s <= 0.0 || self.may_shift <= 0.0
+        self.epoch_s <= 0.0 || self.is_broke() || self.may_shift <= 0.0
+    }
+
+    /// Whether only moves home may be made.
+    pub(super) fn is_broke(&self) -> bool {
+        self.tokens_s <= 0.0
     }
 
     pub(super) fn has_room_for(&self, bytes: u64) -> bool {
