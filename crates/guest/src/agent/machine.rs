@@ -200,6 +200,7 @@ impl Machine {
                 *least = memory.missing_for_moves().0.min(*least);
             }
         }
+        // A tier without room lacks as much as the node that lacks least.
         for (tier, missing) in sum.0.iter_mut().zip(missing.0) {
             let is_full = tier.free.0 == 0 && missing < u64::MAX;
             tier.kept.0 = if is_full { missing } else { 0 };

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Fixed-size numbers are little-endian. Numbers in payloads are LEB128 varints, and signed differences are
-//! zigzag-coded. The state is postcard's encoding of a [`Snapshot`]. The checksum covers kind and payload. A file without an end frame is still being written, or its
-//! writer was killed.
+//! zigzag-coded. The state is postcard's encoding of a [`Snapshot`]. The checksum covers kind and payload. A file without an
+//! end frame is still being written, or its writer was killed.
 
 use serde::{Deserialize, Serialize};
 
