@@ -247,8 +247,8 @@ fn partners(
 
 /// The places of victims that are compared with a slow unit. Memory that is due to its group comes first, then memory on its
 /// socket, where what is promoted finds room, then memory elsewhere. The coldest of each comes first. While memory is free on
-/// another socket, only an exchange on its own is better. Memory elsewhere must be colder than the coldest near, which may
-/// only seem to be as hot since nobody has looked yet.
+/// another socket, only an exchange on its own is better. Memory elsewhere must be colder than the coldest near that would have
+/// to leave, which may only seem to be as hot since nobody has looked yet.
 fn tried(
     rule: &Rule,
     window: usize,
@@ -269,13 +269,19 @@ fn tried(
         let (due, rest): (Vec<_>, Vec<_>) = near.chain(others).partition(is_due);
         return due.into_iter().chain(rest).take(TRIED).collect();
     }
-    let coldest_near = near.clone().next().map(|at| Unit {
+    // A few cold pages alone make no room.
+    let mut room = 0;
+    let mut makes_room = |at: &usize| {
+        room += victims[*at].bytes;
+        room >= hot.bytes
+    };
+    let last_near = near.clone().find(&mut makes_room).map(|at| Unit {
         event_s: hot.event_s,
         ..*victims[at]
     });
     let is_colder = |at: &usize| {
         let than = |near| rule.knows_prices() && rule.pays(window, &near, Some(victims[*at]));
-        rule.has_lost() || coldest_near.is_none_or(than)
+        rule.has_lost() || last_near.is_none_or(than)
     };
     // Hot memory near must not keep cold memory elsewhere from being tried.
     let others = others.take(TRIED).filter(is_colder);

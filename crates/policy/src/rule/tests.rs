@@ -13,7 +13,7 @@ use super::*;
 use crate::engine::conformance::HARDWARE;
 use crate::{
     Block, FillThreshold, Heat, MoveBudget, Pid, Plan, ResidencyMap, Room, Share, Situation,
-    Socket, Sockets, TierBytes, VirtRange,
+    Socket, Sockets, Spread, TierBytes, VirtRange,
 };
 
 const FIRST: u64 = 1 << 20;
@@ -63,17 +63,20 @@ impl World {
             collapses: false,
         };
         for &(pid, fast, slow) in processes {
-            let mut heat = Heat::default();
-            let (start, end) = (Block(FIRST).start(), Block(FIRST + fast + slow).start());
-            heat.set_space(&[VirtRange::new(start, end).unwrap()]);
-            for b in 0..fast + slow {
-                world
-                    .residency
-                    .set(Pid(pid), Block(FIRST + b), place(b < fast));
-            }
-            world.heats.push((Pid(pid), heat));
+            world.add(Pid(pid), fast + slow, |b| place(b < fast).into());
         }
         world
+    }
+
+    /// Adds a process, whose blocks lie at these places.
+    fn add(&mut self, pid: Pid, blocks: u64, place: impl Fn(u64) -> Spread) {
+        let mut heat = Heat::default();
+        let (start, end) = (Block(FIRST).start(), Block(FIRST + blocks).start());
+        heat.set_space(&[VirtRange::new(start, end).unwrap()]);
+        for b in 0..blocks {
+            self.residency.set(pid, Block(FIRST + b), place(b));
+        }
+        self.heats.push((pid, heat));
     }
 
     /// An epoch in which each block has as many samples as `events` says.

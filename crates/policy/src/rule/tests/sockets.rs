@@ -5,18 +5,17 @@ use super::*;
 /// A process on the second socket. Four cold blocks lie in fast memory near the first socket, where `free` more are free.
 /// Then come `near` blocks near its own, and four hot ones in slow memory. Returns the blocks that a plan demotes and promotes.
 fn plan_of_two_sockets(near: u64, free: u64, events_near: u32) -> [Vec<u64>; 2] {
-    plan_while_some_is_missing(near, free, events_near, 0)
+    plan_of(near, free, |b| if b < 4 { 0 } else { events_near }, |_| ())
 }
 
-/// The same while fast memory lacks some blocks.
-fn plan_while_some_is_missing(
+/// The same with these events in each fast block, in a world that was changed.
+fn plan_of(
     near: u64,
     free: u64,
-    events_near: u32,
-    missing: u64,
+    events: impl Fn(u64) -> u32,
+    change: impl FnOnce(&mut World),
 ) -> [Vec<u64>; 2] {
     let mut world = World::new(&[(1, 4 + near, 4)], free);
-    world.room.fast_missing = blocks(missing);
     let second = Socket::new(1);
     world.sockets.of.insert(Pid(1), second);
     for (socket, room) in [(Socket::default(), free), (second, 0)] {
@@ -30,6 +29,7 @@ fn plan_while_some_is_missing(
         };
         world.residency.set(Pid(1), Block(FIRST + b), spread);
     }
+    change(&mut world);
     // Prices are known.
     for direction in [Direction::Promotion, Direction::Demotion] {
         for _ in 0..2 {
@@ -38,9 +38,9 @@ fn plan_while_some_is_missing(
     }
     let mut plan = Plan::default();
     while plan.promotions.is_empty() && world.epoch < 100 {
-        plan = world.epoch(|_, b| match b {
-            0..4 => 0,
-            b if b < 4 + near => events_near,
+        plan = world.epoch(|pid, b| match b {
+            _ if pid != Pid(1) => 0,
+            b if b < 4 + near => events(b),
             _ => 100,
         });
     }
@@ -71,8 +71,26 @@ fn where_its_own_socket_holds_hot_memory_free_memory_of_another_one_is_used() {
 
 #[test]
 fn missing_memory_is_made_up_on_the_sockets_own_node() {
-    let [demoted, promoted] = plan_while_some_is_missing(20, 0, 0, 3);
+    let lacks = |world: &mut World| world.room.fast_missing = blocks(3);
+    let [demoted, promoted] = plan_of(20, 0, |_| 0, lacks);
     assert_eq!(promoted.len(), 4);
     assert_eq!(demoted.len(), 7);
     assert!(demoted.iter().all(|&block| block >= 4), "{demoted:?}");
+}
+
+#[test]
+fn a_few_cold_pages_near_do_not_keep_cold_memory_elsewhere_from_leaving() {
+    // Another process has them.
+    let few = |world: &mut World| {
+        world.sockets.of.insert(Pid(2), Socket::new(1));
+        let mut pages = Spread {
+            socket: Socket::new(1),
+            ..place(true).into()
+        };
+        pages.bytes.0[0] = ByteCount(4096);
+        world.add(Pid(2), 1, |_| pages);
+    };
+    let [demoted, promoted] = plan_of(40, 0, |b| if b < 4 { 0 } else { 100 }, few);
+    assert_eq!(promoted, [44, 45, 46, 47]);
+    assert_eq!(demoted, [0, 0, 1, 2, 3]);
 }
