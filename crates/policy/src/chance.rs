@@ -1,4 +1,4 @@
-//! Pseudorandom numbers for tests.
+//! Pseudorandom numbers.
 
 /// Marsaglia's 64-bit xorshift.
 #[derive(Debug, Clone)]

@@ -10,7 +10,6 @@
 
 mod addr;
 pub mod benefit;
-#[cfg(any(test, feature = "testing"))]
 pub mod chance;
 pub mod damon;
 pub mod engine;

@@ -3,12 +3,14 @@
 //! # Properties
 //! - In any time t the CPU time is at most the share times t, plus the savings, plus one round.
 //! - While nothing is new, a calm agent spends its reduced share, and the savings fill up.
-//! - In any time t looks cost at most a sum of four. Three are what moves earn, an eighth of what exchanges promise, and the
-//!   reduced share. The fourth is the share times [`LEARNS`] times log t.
+//! - Rounds come irregularly, at the mean rate that pays for them.
+//! - In any time t looks cost at most a round and a sum of four. Three are what moves earn, an eighth of what exchanges
+//!   promise, and the reduced share. The fourth is the share times [`LEARNS`] times log t.
 
 use std::time::Duration;
 
 use super::{CALM_SHARE, Cost, HIGHEST_PRICES, LEARNS, Prospect, SAVED_PER_CPU};
+use crate::chance::Chance;
 
 /// The CPU time budget.
 #[derive(Debug, Clone)]
@@ -22,6 +24,10 @@ pub(super) struct LookBudget {
     saved_at: Duration,
     /// The start of the last round that a rest pays for, and its CPU time.
     last_round: (Duration, Duration),
+    /// The places of the last round and of the next one in their periods, from 0 to 1. Regular rounds would always find the
+    /// same blocks in use where a program sweeps its memory in the same period.
+    places: [f64; 2],
+    chance: Chance,
     prospect: Prospect,
     /// The last time at which a block was unknown.
     known_since: Duration,
@@ -37,6 +43,8 @@ impl LookBudget {
             saved_max_s,
             saved_at: now,
             last_round: (now, Duration::ZERO),
+            places: [0.0; 2],
+            chance: Chance::new(0),
             prospect: Prospect::OPEN,
             known_since: now,
         }
@@ -82,7 +90,9 @@ impl LookBudget {
             true => paid,
             false => {
                 let (began, spent) = self.last_round;
-                paid.max(after(began, spent.as_secs_f64() / self.pace(now)))
+                let [place, next] = self.places;
+                let periods = 1.0 + next - place;
+                paid.max(after(began, periods * spent.as_secs_f64() / self.pace(now)))
             }
         }
     }
@@ -95,6 +105,7 @@ impl LookBudget {
     /// Sets the round that the next rest pays for.
     pub(super) fn rest(&mut self, began: Duration, spent: Duration) {
         self.last_round = (began, spent);
+        self.places = [self.places[1], self.chance.draw()];
     }
 
     /// Sets the prospect from now on.
@@ -211,6 +222,7 @@ mod tests {
         budget.set_prospect(CALM);
         budget.pay(SECOND / 100);
         budget.rest(Duration::ZERO, SECOND / 100);
+        budget.places = [0.0; 2];
         assert_eq!(budget.due(false, SECOND), SECOND * 8);
         assert_eq!(budget.due(true, SECOND), SECOND);
         budget.set_prospect(Prospect::OPEN);
@@ -231,6 +243,30 @@ mod tests {
         assert_eq!(pace(0.0), 0.02 * CALM_SHARE);
         assert_eq!(pace(0.1), 0.1 * CALM_SHARE);
         assert_eq!(pace(1.0), 0.02);
+    }
+
+    #[test]
+    fn rounds_come_at_any_time_of_their_periods_and_no_more_often() {
+        let mut budget = LookBudget::new(0.01, 1, Duration::ZERO);
+        // Moves earn enough for rounds at the full share.
+        budget.set_prospect(Prospect {
+            is_calm: false,
+            earned: 1.0,
+            promised: 0.0,
+        });
+        let (mut now, mut quarters) = (Duration::ZERO, [0; 4]);
+        for round in 1..=400 {
+            budget.pay(SECOND / 100);
+            budget.rest(now, SECOND / 100);
+            now = budget.due(false, now);
+            let [_, place] = budget.places;
+            assert!((now.as_secs_f64() - f64::from(round) - place).abs() < 1e-3);
+            quarters[(now.subsec_nanos() / 250_000_000) as usize] += 1;
+        }
+        assert!(
+            quarters.iter().all(|&n| (70..130).contains(&n)),
+            "{quarters:?}"
+        );
     }
 
     #[test]

@@ -21,7 +21,8 @@
 //!
 //! Unknown blocks come first, except for what the policy requests, and are paid for from savings. Any other round is
 //! followed by a rest that pays for it. The rest is longer while looks cost more than moves earn or promise, and longest
-//! while the agent is calm. See `budget`.
+//! while the agent is calm. Rests are irregular: regular ones would always find a program that sweeps its memory in the same
+//! time at the same blocks. See `budget`.
 //!
 //! DAMON does not flush TLBs when it clears bits, so a page that stays in a TLB looks unaccessed. Hence the driver
 //! flushes TLBs once in each interval that is long enough. Such a huge page is always found accessed with a flush, and

@@ -97,6 +97,13 @@ impl Load {
         Level::ALL.into_iter().any(is_loaded)
     }
 
+    /// How many times as long a load takes now as in the tier that its memory came from; one if it takes no longer.
+    pub fn slowdown(&self, gain: &Gain, home: Level, now: Level) -> f64 {
+        let latency_ns = self.costing_ns(gain);
+        let times = latency_ns.get(now) / latency_ns.get(home).max(1.0);
+        times.max(1.0)
+    }
+
     /// The extra cost of an event in a tier compared with the one below, seconds. It is above zero if load has made the tier
     /// the slower one.
     pub fn excess_s(&self, level: Level) -> f64 {

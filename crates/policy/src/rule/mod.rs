@@ -13,7 +13,8 @@
 //!    fast one, and so on; while fast memory is free a promotion needs no partner. Where it is full below a watermark, the
 //!    coldest make up for that first.
 //! 3. A token bucket pays for exchanges. It begins with half a second for each CPU and gains 0.3 % of the machine's
-//!    time. It gains what memory earns that was moved, and loses what that memory loses, compared with where it lay first.
+//!    time. It gains what memory earns that was moved, and loses what that memory loses, compared with where it lay first. A
+//!    program does less in memory that has become slower: its loss counts as if it did as much as before.
 //!    Income that was steady for up to sixteen seconds is lent for as long again. So is the income that exchanges promise, as
 //!    far as moved memory earns what was expected of it: a move's expected income is what its block lost before. When the
 //!    bucket is empty, blocks may only go back to where they lay first. Moves that have lost as much as it held at first,
@@ -168,6 +169,22 @@ pub struct EpochEnd {
     pub rate: f64,
 }
 
+impl EpochEnd {
+    /// The part of demoted blocks for which others were promoted.
+    fn part_exchanged(&self) -> f64 {
+        let blocks = |counts: fn(Level, Level) -> bool| -> u64 {
+            let by_home = Level::ALL.into_iter().flat_map(|home| {
+                let nows = Level::ALL.into_iter().filter(move |&now| counts(home, now));
+                nows.map(move |now| *self.away.get(home).get(now))
+            });
+            by_home.sum()
+        };
+        let promoted = blocks(|home, now| now < home);
+        let demoted = blocks(|home, now| now > home);
+        (promoted as f64 / demoted.max(1) as f64).min(1.0)
+    }
+}
+
 impl Rule {
     /// One that knows nothing yet.
     pub fn new(gain: Gain) -> Self {
@@ -264,19 +281,30 @@ impl Rule {
     }
 
     /// Seconds that moved memory has saved, compared with where it lay first, as far as somebody has looked.
+    ///
+    /// A program that uses its memory in turns does less while it uses what has become slower. So a loss counts as if it did
+    /// as much as before, for as many blocks as were promoted in exchange: a turn of theirs may come. A program that uses all
+    /// of it at the same time does both parts equally often: a gain counts as it is.
     fn earned_s(&mut self, end: &EpochEnd) -> f64 {
         let most_s = f64::from(self.gain.cpus) * self.unseen_s;
-        let mut earned_s = 0.0;
+        let part_exchanged = end.part_exchanged();
+        let (mut earned_s, mut as_before_s) = (0.0, 0.0);
         for home in Level::ALL {
             for now in Level::ALL {
                 let fresh = self.fresh.get_mut(home).get_mut(now);
                 let blocks = *end.away.get(home).get(now);
                 let events = fresh.take(blocks, self.unseen_s);
                 let saved_s = events * (self.load.event_s.get(home) - self.load.event_s.get(now));
-                earned_s += saved_s.clamp(-most_s, most_s);
+                let saved_s = saved_s.clamp(-most_s, most_s);
+                let slowdown = self.load.slowdown(&self.gain, home, now);
+                earned_s += saved_s;
+                as_before_s += saved_s * (1.0 + part_exchanged * (slowdown - 1.0));
             }
         }
-        earned_s
+        match earned_s < 0.0 {
+            true => as_before_s.max(-most_s),
+            false => earned_s,
+        }
     }
 
     /// Takes note of each tier's latency under its load now, where it was measured.

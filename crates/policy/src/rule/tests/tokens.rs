@@ -99,3 +99,46 @@ fn what_is_looked_at_rarely_earns_as_much() {
     }
     assert_eq!(earned(&[]), 0);
 }
+
+#[test]
+fn a_loss_counts_as_if_the_program_did_as_much_as_before_and_a_gain_as_it_is() {
+    const BLOCKS: u64 = 10;
+    // The benefit of an epoch with these samples of promoted and of demoted blocks.
+    let earned_of = |promoted: u64, of_promoted: u32, of_demoted: u32| {
+        let mut rule = Rule::new(HARDWARE);
+        let [up, down] = [(Level::Second, Level::First), (Level::First, Level::Second)];
+        let mut away = ByLevel::<ByLevel<u64>>::default();
+        for ((home, now), blocks, samples) in
+            [(up, promoted, of_promoted), (down, BLOCKS, of_demoted)]
+        {
+            *away.get_mut(home).get_mut(now) = blocks;
+            rule.saw(Some(Away { home, now }), samples, None);
+        }
+        rule.end_epoch(&EpochEnd {
+            epoch: 1,
+            elapsed_s: 0.5,
+            is_repeat: false,
+            away,
+            rate: 1000.0,
+        });
+        rule.balance().benefit_ns as f64
+    };
+    let earned_ns = |of_promoted, of_demoted| earned_of(BLOCKS, of_promoted, of_demoted);
+    let one_ns = earned_ns(100, 0) / 100.0;
+    let [fast_ns, slow_ns] = [0, 1].map(|tier| f64::from(HARDWARE.latency_ns.0[tier]));
+    let slowdown = slow_ns / fast_ns;
+    assert!(one_ns > 0.0 && slowdown > 2.0);
+    for (promoted, demoted, net) in [
+        (0, 100, -100.0 * slowdown),
+        (100, 90, 10.0),
+        (90, 100, 90.0 - 100.0 * slowdown),
+    ] {
+        let earned = earned_ns(promoted, demoted) / one_ns;
+        assert!(
+            (earned - net).abs() < 1e-3,
+            "{promoted} {demoted}: {earned}"
+        );
+    }
+    // What was demoted without an exchange only loses.
+    assert!((earned_of(0, 0, 100) / one_ns + 100.0).abs() < 1e-3);
+}
