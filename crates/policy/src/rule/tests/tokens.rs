@@ -139,6 +139,6 @@ fn a_loss_counts_as_if_the_program_did_as_much_as_before_and_a_gain_as_it_is() {
             "{promoted} {demoted}: {earned}"
         );
     }
-    // What was demoted without an exchange only loses.
+    // Blocks that were demoted without an exchange only lose.
     assert!((earned_of(0, 0, 100) / one_ns + 100.0).abs() < 1e-3);
 }
