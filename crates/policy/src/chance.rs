@@ -1,4 +1,4 @@
-//! Pseudorandom numbers.
+//! Pseudorandom numbers. A seed always gives the same ones.
 
 /// Marsaglia's 64-bit xorshift.
 #[derive(Debug, Clone)]
