@@ -49,6 +49,8 @@ mod scan;
 mod shares;
 mod unit;
 
+use std::cmp::Ordering;
+
 use serde::{Deserialize, Serialize};
 
 use crate::heat::{Heat, WINDOWS, window_s};
@@ -172,15 +174,17 @@ pub struct EpochEnd {
 impl EpochEnd {
     /// The part of demoted blocks for which others were promoted.
     fn part_exchanged(&self) -> f64 {
-        let blocks = |counts: fn(Level, Level) -> bool| -> u64 {
-            let by_home = Level::ALL.into_iter().flat_map(|home| {
-                let nows = Level::ALL.into_iter().filter(move |&now| counts(home, now));
-                nows.map(move |now| *self.away.get(home).get(now))
-            });
-            by_home.sum()
-        };
-        let promoted = blocks(|home, now| now < home);
-        let demoted = blocks(|home, now| now > home);
+        let (mut promoted, mut demoted) = (0, 0);
+        for home in Level::ALL {
+            for now in Level::ALL {
+                let blocks = *self.away.get(home).get(now);
+                match now.cmp(&home) {
+                    Ordering::Less => promoted += blocks,
+                    Ordering::Greater => demoted += blocks,
+                    Ordering::Equal => {}
+                }
+            }
+        }
         (promoted as f64 / demoted.max(1) as f64).min(1.0)
     }
 }
